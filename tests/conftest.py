@@ -122,8 +122,9 @@ def scratch_registry():
     from sirc.scores import registry, spec
 
     tables = registry._SCORES, spec.COMBINATIONS
-    before = [dict(table) for table in tables]
+    before, reserved = [dict(table) for table in tables], set(registry.RESERVED)
     yield
+    registry.RESERVED &= reserved
     for table, entries in zip(tables, before, strict=True):
         table.clear()
         table.update(entries)

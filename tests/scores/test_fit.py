@@ -214,9 +214,10 @@ def test_no_rows_are_kept_for_scores_without_a_bank(monkeypatch):
     assert set(fitted.parameters) == {"residual", "mahalanobis", "sirc(msp, residual)"}
 
 
-def test_no_class_sums_are_kept_for_scores_without(monkeypatch):
-    forbid(monkeypatch, Moments, "_count_classes")
-    sirc.fit(["sirc(msp, residual)", "vim"], TRAIN, head=HEAD)
+def test_no_class_sums_are_kept_for_scores_without():
+    for specs, sums in ((["sirc(msp, residual)", "vim"], False), (["vim", "mahalanobis"], True)):
+        saved = sirc.Fitter(specs, head=HEAD).update(TRAIN)._state.save()
+        assert any(name.endswith("class_sum") for name in saved) == sums
 
 
 def test_one_pass_keeps_only_the_columns_its_statistics_read(monkeypatch):
@@ -477,6 +478,15 @@ def test_fitters_say_why_they_do_not_merge_or_finish():
         sirc.Fitter("sirc(msp, l1)").update(TRAIN).finish()
     with pytest.raises(ValueError, match="`index` must give one whole number for each of the 240 rows"):
         sirc.Fitter("msp").update(TRAIN, index=torch.arange(3))
+    with pytest.raises(ValueError, match=r"`index` must give one whole number .*; got torch.bool of shape"):
+        sirc.Fitter("msp").update(TRAIN, index=torch.ones(240, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint16, np.uint32])
+def test_dataset_indices_may_be_integers_of_any_type(dtype):
+    expected = sirc.Fitter("knn").update(TRAIN, index=np.arange(N)).finish().parameters["knn"]["bank"]
+    found = sirc.Fitter("knn").update(TRAIN, index=np.arange(N, dtype=dtype)).finish().parameters["knn"]["bank"]
+    assert torch.equal(found, expected)
 
 
 def test_training_data_are_left_alone():

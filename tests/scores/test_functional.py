@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from sirc import functional
+from sirc.scores import score
 from sirc.scores.formulas.softmax import Softmax
 from support import reference, reference_features, reference_logits
 
@@ -227,3 +228,17 @@ def test_what_a_summary_gives_away_is_the_caller_s_own():
         getattr(functional, name)(p).neg_()
     for name, values in before.items():
         assert torch.equal(getattr(functional, name)(p), values)
+
+
+def test_scores_of_your_own_are_functions_if_nothing_in_them_is_fitted(scratch_registry):
+    @score(needs="l1")
+    def longer(l1):
+        return 2 * l1
+
+    @score(needs="residual")
+    def nearer(residual):
+        return 2 * residual
+
+    assert torch.equal(functional.longer(Z), 2 * functional.l1(Z))
+    with pytest.raises(AttributeError, match="has no attribute 'nearer'"):
+        functional.nearer  # noqa: B018

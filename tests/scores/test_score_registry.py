@@ -174,6 +174,35 @@ def test_a_combination_is_checked_at_once(scratch_registry, make, words):
         make()
 
 
+def test_a_score_and_a_combination_cannot_share_a_name(least):
+    with pytest.raises(ValueError, match="`least` is a name of the grammar; give the score another"):
+        sirc.score(needs="logits")(named("least", lambda logits: logits.amax(-1)))
+
+
+@pytest.mark.parametrize(
+    ("function", "got"),
+    [(lambda *v: torch.stack(v), r"\(2, 60\)"), (lambda *v: v[0].numpy(), "ndarray"), (lambda *v: None, "NoneType")],
+)
+def test_what_a_new_function_returns_is_checked(scratch_registry, sets, function, got):
+    sirc.scores.combination()(named("mine", function))
+    sirc.scores.combination(bounded_first=True)(named("mine_too", lambda gap, others, a, b: function(gap, others[0])))
+    sirc.score(needs=("max_logit", "energy"))(named("alone", function))
+    for kind, spec in (
+        ("combination", "mine(max_logit, energy)"),
+        ("combination", "mine_too(msp, energy, a=1.0, b=1.0)"),
+        ("score", "alone"),
+    ):
+        words = f"{kind} `{re.escape(spec)}` must return one value for each row, shape \\(60,\\); it returned {got}"
+        with pytest.raises(ValueError, match=words):
+            sirc.Scorer(spec)(sets["test"])
+
+
+def test_what_a_new_combination_returns_becomes_float64(scratch_registry, sets):
+    sirc.scores.combination(bounded_first=True)(named("narrow", lambda gap, others, a, b: -gap.float()))
+    found = sirc.Scorer("narrow(msp, energy, a=1, b=1)")(sets["test"])["narrow(msp, energy, a=1, b=1)"]
+    assert found.dtype == torch.float64
+
+
 def named(name, function):
     function.__name__ = name
     return function

@@ -188,8 +188,9 @@ def test_batches_score_as_the_whole(fitted, tmp_path):
         assert list(parts) == SPECS
         for spec in SPECS:
             torch.testing.assert_close(parts[spec], whole[spec], rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match="`outputs` must hold at least one batch; got an empty iterable"):
-        fitted([])
+    for call in (fitted, fitted.seen):
+        with pytest.raises(ValueError, match="`outputs` must hold at least one batch; got an empty iterable"):
+            call([])
 
 
 def test_confidences_come_under_the_texts_asked(fitted):
@@ -213,3 +214,11 @@ def test_parameters_are_kept_by_canonical_spec(fitted):
     assert set(fitted.parameters["sirc(entropy, vim, b=2.0)"]) == {"a", "b"}
     assert fitted.parameters["sirc(msp, l1, residual, knn)"]["a"].shape == (3,)
     assert repr(sirc.Scorer("msp")) == "Scorer(['msp'])"
+
+
+@pytest.mark.parametrize(("parameters", "got"), [({"a": [1.0]}, "None"), ({"a": [1.0], "b": 2}, "2")])
+def test_parameters_made_by_hand_are_floats_for_each_name(parameters, got):
+    spec = "sirc(msp, l1)"
+    words = f"the parameters of `{spec}` must have floats for `b`; got {got}. Make the scorer with `sirc.fit`"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        sirc.Scorer(spec, {spec: parameters})(TEST)

@@ -290,5 +290,9 @@ def test_confidences_are_found_under_any_spelling():
     conf = sirc.Scorer(["linear(energy,max_logit,c=2)"])(sirc.Outputs([[1.0, 2.0]]))
     assert list(conf) == ["linear(energy,max_logit,c=2)"]
     assert conf["linear( energy, max_logit, c=2.0 )"] is conf["linear(energy,max_logit,c=2)"]
-    with pytest.raises(KeyError, match="was not among the specs scored"):
-        conf["msp"]
+    assert conf.get("linear( energy, max_logit, c=2.0 )") is conf["linear(energy,max_logit,c=2)"]
+    assert conf.get("msp") is None
+    for text in ("msp", "no spec"):
+        assert text not in conf
+        with pytest.raises(KeyError, match="was not among the specs scored"):
+            conf[text]

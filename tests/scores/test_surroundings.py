@@ -51,6 +51,14 @@ def test_a_fitter_may_begin_in_inference_mode_and_end_outside(monkeypatch, singl
         torch.testing.assert_close(got[spec], expected[spec], rtol=1e-6, atol=1e-6)
 
 
+def test_a_fit_may_be_made_in_inference_mode(single):
+    train, _, expected = single
+    with torch.inference_mode():
+        got = sirc.fit(SPECS, train, head=HEAD)(train)
+    for spec in SPECS:
+        torch.testing.assert_close(got[spec], expected[spec], rtol=1e-6, atol=1e-6)
+
+
 def test_scores_do_not_carry_gradients(single):
     _, scorer, _ = single
     outputs = sirc.Outputs(torch.tensor(LOGITS, requires_grad=True), torch.tensor(Z, requires_grad=True))

@@ -62,7 +62,9 @@ def _weights(alpha: float, beta: float, risk: float, fades: float = 0.0) -> tupl
 
     def less(weight: float) -> float:
         left = 1 - risk / weight if weight else 0.0
-        return weight * (left if left > fades else fades * math.exp(left / fades - 1) if fades else 0.0)
+        if left <= fades:
+            left = fades * math.exp(left / fades - 1) if fades else 0.0
+        return weight * left
 
     by_u, by_g = less(beta), less(1 - beta) * (1 - alpha) / alpha
     return (by_u, by_g) if by_u or by_g else (1.0, 0.0)

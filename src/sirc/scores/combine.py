@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from sirc._utils.text import quoted
 from sirc.scores import bayes
 from sirc.scores.blocks import constant
 from sirc.scores.formulas.softmax import softplus
@@ -61,25 +62,29 @@ def with_bounded_first(spec: Spec, log_gap: Tensor, others: Sequence[Tensor], pa
         return sirc(log_gap, others, a, b)
     if spec.name == "additive":
         return additive(log_gap, others, parameter(spec, "kappa", parameters)[0], a, b)
+    return _bayes(spec, log_gap, lowness(others, a, b), parameters)
+
+
+def _bayes(spec: Spec, log_gap: Tensor, lows: Sequence[Tensor], parameters: AnyParameters) -> Tensor:
+    """The value of a `bayes` by the rule that its fitted parameters are of: earlier versions had others."""
     alpha, beta = (parameter(spec, key, parameters)[0] for key in ("alpha", "beta"))
+    fitted = {key: parameter(spec, key, parameters) for key in parameters[str(spec)]}
     claim, calibration = (parameter(spec, key, parameters) for key in ("claim", "calibration"))
-    lows, fitted = lowness(others, a, b), parameters[str(spec)]
+    density = fitted.get("density")
     log_u = bayes.log_u(log_gap, claim, calibration)
-    density = parameter(spec, "density", parameters) if "density" in fitted else None
     if density is not None:
         log_g = bayes.log_g(log_u, lows, density)
     elif "log_mean" in fitted:
-        log_g = bayes.witnessed_log_g(log_u, lows, parameter(spec, "log_mean", parameters)[0])
+        log_g = bayes.witnessed_log_g(log_u, lows, fitted["log_mean"][0])
     else:
         log_u, log_g = bayes.earlier_rule(log_gap, lows, claim, calibration)
     if spec.options.get("metric") != "aurr":
         return bayes.least_aurc(log_u, log_g, alpha, beta)
     if "levels" in fitted:
-        stages = (parameter(spec, key, parameters) for key in ("risks", "levels", "marks") if key in fitted)
-        return bayes.staged_aurr(log_u, log_g, alpha, beta, *stages)
-    risk = parameter(spec, "risk", parameters)[0] if "risk" in fitted else 0.0  # saved by earlier versions
+        return bayes.staged_aurr(log_u, log_g, alpha, beta, fitted["risks"], fitted["levels"], fitted.get("marks"))
+    risk = fitted.get("risk", (0.0,))[0]
     confidence = bayes.least_aurr(log_u, log_g, alpha, beta, risk, bayes.fading(density, len(lows)))
-    return confidence if "log_mean" in fitted or "density" in fitted else confidence - bayes.log_one_minus_exp(log_u)
+    return confidence if "log_mean" in fitted or density is not None else confidence - bayes.log_one_minus_exp(log_u)
 
 
 def own_numbers(spec: Spec) -> dict[str, float]:
@@ -94,6 +99,12 @@ def parameter(spec: Spec, key: str, parameters: AnyParameters) -> Sequence[float
     if given is not None:
         return given
     value = parameters.get(str(spec), {}).get(key, COMBINATIONS[spec.name].keywords.get(key))
-    assert not isinstance(value, str | None)
-    numbers: float | Sequence[float] = value.tolist() if isinstance(value, Tensor) else value
-    return (numbers,) if isinstance(numbers, float) else numbers
+    numbers = value.tolist() if isinstance(value, Tensor) else value
+    if isinstance(numbers, float):
+        return (numbers,)
+    if not isinstance(numbers, list | tuple):
+        raise ValueError(
+            f"the parameters of `{spec}` must have floats for `{key}`; got {quoted(numbers)}. Make the scorer with "
+            "`sirc.fit`"
+        )
+    return numbers

@@ -74,12 +74,13 @@ class Evaluator:
         if spec.is_leaf:
             return self._leaf(spec, "plain")
         if spec.has_bounded_first:
-            return combine.with_bounded_first(spec, self.log_gap(spec.args[0]), self._others(spec), self._parameters)
+            gap, others = self.log_gap(spec.args[0]), self._others(spec)
+            return _column(spec, combine.with_bounded_first(spec, gap, others, self._parameters), self._num_rows)
         if spec.name == "both":
             return least_quantile([self.confidence(arg) for arg in spec.args], self._knots(spec))
         values = [self.value(arg) for arg in spec.args]
         if (formula := COMBINATIONS[spec.name].compute) is not None:
-            return formula(*values, **combine.own_numbers(spec)).double()
+            return _column(spec, formula(*values, **combine.own_numbers(spec)), self._num_rows)
         if spec.name == "product":
             return combine.product(*values)
         return combine.linear(values[0], values[1], combine.parameter(spec, "c", self._parameters)[0])
@@ -186,12 +187,7 @@ class Evaluator:
             values = self._held_out[str(leaf)](*inputs, labels)
         else:
             values = formula(*inputs, **keywords(leaf, self._parameters.get(str(leaf), {}), as_s1=quantity != "plain"))
-        n = self._num_rows if rows is None else rows.stop - rows.start
-        if values.shape != (n,):
-            raise ValueError(
-                f"score `{leaf}` must return one value for each row, shape ({n},); it returned {tuple(values.shape)}"
-            )
-        return values.double()
+        return _column(leaf, values, self._num_rows if rows is None else rows.stop - rows.start)
 
 
 def is_bounded(spec: Spec) -> bool:
@@ -204,21 +200,26 @@ def ranks_by_gap(spec: Spec) -> bool:
     return is_bounded(spec) and registry.get(spec.name).confidence_kind == "log_gap"
 
 
+def _column(spec: Spec, values: object, n: int) -> Tensor:
+    """What a registered function returned for `n` rows, in float64."""
+    if isinstance(values, Tensor) and values.shape == (n,):
+        return values.double()
+    kind = "score" if spec.is_leaf else "combination"
+    got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+    raise ValueError(f"{kind} `{spec}` must return one value for each row, shape ({n},); it returned {got}")
+
+
 def keywords(leaf: Spec, parameters: Mapping[str, Any], *, as_s1: bool = False) -> dict[str, Any]:
     """The keyword arguments of a leaf's formula: its options (given, tuned or default) and its fitted parameters.
 
     With `as_s1`, options that were tuned separately for the S1 of a combination have those values.
     """
     defaults = registry.get(leaf.name).options
-    if not defaults:
-        return dict(parameters)
-    arguments: dict[str, Any] = {**defaults, **leaf.options}
-    tuned = {name: value for name, value in parameters.items() if option_of(leaf, name)}
-    arguments |= {name: value for name, value in parameters.items() if name not in tuned}
+    arguments: dict[str, Any] = {**defaults, **leaf.options, **parameters}
     for name, default in defaults.items():
-        for_s1 = f"{name}{_BOUNDED}"
-        if name in tuned:
-            arguments[name] = type(default)(tuned[for_s1 if as_s1 and for_s1 in tuned else name])
+        for_s1 = arguments.pop(f"{name}{_BOUNDED}", None)
+        if name in parameters:
+            arguments[name] = type(default)(arguments[name] if for_s1 is None or not as_s1 else for_s1)
     return arguments
 
 
@@ -254,7 +255,7 @@ def _leaf_quantities(specs: Iterable[Spec]) -> list[Read]:
 
     def visit(spec: Spec, quantity: Quantity) -> None:
         if spec.is_leaf:
-            for needed in registry.closure([spec.name])[:-1]:
+            for needed in registry.closure(spec.name)[:-1]:
                 wanted.setdefault((needed, "plain"), Spec(needed))
             wanted.setdefault((str(spec), quantity), spec)
         for position, arg in enumerate(spec.args):

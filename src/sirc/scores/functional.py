@@ -68,22 +68,19 @@ def _formula(
     `parameters` returns the fitted parameters, given checked tensors; `without` is an option that only a fit reads.
     """
     score = registry.get(name)
-    needs = {need for part in registry.closure([name]) for need in registry.get(part).needs}
+    needs = {need for part in registry.closure(name) for need in registry.get(part).needs}
     arrays = ["logits"] * bool(needs & {"logits", "softmax"}) + ["features"] * ("features" in needs)
     given = {} if parameters is dict else inspect.signature(parameters).parameters
     options = {option: default for option, default in score.options.items() if option != without}
-    defaults = {argument: parameter.default for argument, parameter in given.items()} | options
+    defaults = dict.fromkeys(arrays, inspect.Parameter.empty)
+    defaults |= {argument: parameter.default for argument, parameter in given.items()} | options
     kinds = {"logits": "ArrayLike" if "logits" in needs else "ArrayLike | Softmax", "bias": "ArrayLike | None"}
     kinds |= {"clip": "float"} | {option: type(default).__name__ for option, default in options.items()}
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
     signature = inspect.Signature(
         [
-            inspect.Parameter(
-                argument,
-                inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=defaults.get(argument, inspect.Parameter.empty),
-                annotation=kinds.get(argument, "ArrayLike"),
-            )
-            for argument in (*arrays, *given, *options)
+            inspect.Parameter(argument, either, default=default, annotation=kinds.get(argument, "ArrayLike"))
+            for argument, default in defaults.items()
         ],
         return_annotation="Tensor",
     )
@@ -114,7 +111,8 @@ def _whitened(means: Tensor, precision: Tensor, center: Tensor | None = None) ->
     return {"center": center, "whitener": whitener, "means": (means - center) @ whitener}
 
 
-def _delta(right_means: Tensor, wrong_means: Tensor, precision: Tensor) -> dict[str, Tensor]:
+def _whitened_pair(right_means: Tensor, wrong_means: Tensor, precision: Tensor) -> dict[str, Tensor]:
+    """The parameters of `delta_mahalanobis`."""
     space = _whitened(right_means, precision)
     wrong = (wrong_means - space["center"]) @ space["whitener"]
     return {"center": space["center"], "whitener": space["whitener"], "right": space["means"], "wrong": wrong}
@@ -169,15 +167,13 @@ ash = _formula("ash", lambda weight, bias: {"weight": weight, "bias": bias})
 nci = _formula("nci", lambda weight, mean: {"weight": weight, "center": mean})
 fdbd = _formula("fdbd", lambda weight, mean: {"center": mean, "inverse": inverse_distances(weight.double())})
 
-delta_mahalanobis = _formula(
-    "delta_mahalanobis", lambda right_means, wrong_means, precision: _delta(right_means, wrong_means, precision)
-)
+delta_mahalanobis = _formula("delta_mahalanobis", _whitened_pair)
 delta_knn = _formula("delta_knn", lambda right_bank, wrong_bank: {"right": unit(right_bank), "wrong": unit(wrong_bank)})
 
 
 def __getattr__(name: str) -> Callable[..., Tensor]:
     """The formula of any other registered score that needs no fit."""
-    if name in registry.names() and not registry.get(name).parameters:
+    if name in registry.names() and not any(registry.get(part).parameters for part in registry.closure(name)):
         return _formula(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

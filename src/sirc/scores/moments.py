@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 _ROWS, _GPU_ROWS = 4096, 1 << 15
 _COLUMNS = 256
-_SAVED = ("mean", "scatter", "class_count", "class_sum")
+_LARGEST = (1 << 63) - 1  # of an int64
+_INDEX = "dataset index"  # no spec is called so, which columns may be
 
 Parameters: TypeAlias = dict[str, dict[str, Tensor]]
 """Fitted and tuned numbers, by canonical spec and name."""
@@ -51,10 +53,8 @@ class Moments:
         self.second = second
         self.classes = classes
         self.count = 0
-        self._mean: Tensor | None = None
-        self._scatter: Tensor | None = None
-        self._class_count: Tensor | None = None
-        self._class_sum: Tensor | None = None
+        self._sums: dict[str, Tensor] = {}
+        """Once rows were read: the mean and, if they are kept, the scatter, class_count and class_sum."""
 
     @exact
     def update(self, rows: ArrayLike, labels: ArrayLike | None = None) -> Moments:
@@ -73,20 +73,22 @@ class Moments:
 
     def add(self, rows: Tensor, labels: Tensor | None = None) -> Moments:
         """`update` for tensors that are known to be valid."""
-        if self._mean is not None and rows.shape[1] != len(self._mean):
-            raise ValueError(f"`rows` must have the {len(self._mean)} columns of earlier ones; got {rows.shape[1]}")
+        if self._sums and rows.shape[1] != len(self.mean):
+            raise ValueError(f"`rows` must have the {len(self.mean)} columns of earlier ones; got {rows.shape[1]}")
         if self.classes is not None and (labels is None or len(labels) != len(rows)):
             got = "none" if labels is None else str(len(labels))
             raise ValueError(f"`labels` must give the class of each of the {len(rows)} rows; got {got}")
         size = _ROWS if rows.device.type == "cpu" else _GPU_ROWS
         for start in range(0, len(rows), size):
             block = rows[start : start + size].to(torch.float64, copy=True)
-            if self.classes is not None and labels is not None:
-                self._count_classes(block, labels[start : start + size].to(block.device))
             mean = block.mean(0)
             self._shift_mean(len(block), mean)
-            if self.second and self._scatter is not None:
-                add_gram_(self._scatter, block.sub_(mean))
+            if self.classes is not None and labels is not None:
+                here = labels[start : start + size].to(block.device)
+                self._sums["class_sum"].index_add_(0, here, block)
+                self._sums["class_count"] += torch.bincount(here, minlength=self.classes)
+            if self.second:
+                add_gram_(self._sums["scatter"], block.sub_(mean))
         return self
 
     @exact
@@ -98,59 +100,50 @@ class Moments:
                 "moments merge when they keep the same things; got "
                 f"second={self.second}, classes={self.classes} and second={other.second}, classes={other.classes}"
             )
-        if other._mean is None:
+        if not other._sums:
             return self
-        if self._mean is not None and len(self._mean) != len(other._mean):
-            raise ValueError(f"moments of {len(self._mean)} and of {len(other._mean)} columns cannot merge")
-        self._shift_mean(other.count, other._mean)
-        for name in ("_scatter", "_class_count", "_class_sum"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if theirs is not None:
-                setattr(self, name, theirs.clone() if mine is None else mine.add_(theirs.to(mine.device)))
+        if self._sums and len(self.mean) != len(other.mean):
+            raise ValueError(f"moments of {len(self.mean)} and of {len(other.mean)} columns cannot merge")
+        self._shift_mean(other.count, other.mean)
+        for name, theirs in other._sums.items():
+            if name != "mean":
+                self._sums[name] += theirs.to(self.mean.device)
         return self
 
     def save(self) -> dict[str, Tensor]:
         """The count and all sums as named tensors, for `load`."""
-        sums = {name: getattr(self, f"_{name}") for name in _SAVED}
-        count = torch.tensor(self.count, device="cpu")
-        return {"count": count} | {name: value for name, value in sums.items() if value is not None}
+        return {"count": torch.tensor(self.count, device="cpu")} | self._sums
 
     @classmethod
     def load(cls, saved: Mapping[str, Tensor], *, second: bool = True, classes: int | None = None) -> Moments:
         """The moments that `save` returned; the tensors are shared, not copied."""
         moments = cls(second=second, classes=classes)
-        moments.count = int(saved["count"])
-        for name in _SAVED:
-            setattr(moments, f"_{name}", saved.get(name))
+        moments._sums = dict(saved)
+        moments.count = int(moments._sums.pop("count"))
         return moments
 
     def _shift_mean(self, count: int, mean: Tensor) -> None:
         """Move the mean to that of both groups, and add the scatter between their means."""
-        if self._mean is None:
-            self._mean = torch.zeros_like(mean)
+        if not self._sums:
+            self._sums["mean"] = torch.zeros_like(mean)
             if self.second:
-                self._scatter = mean.new_zeros(len(mean), len(mean))
-        delta = mean.to(self._mean.device) - self._mean
+                self._sums["scatter"] = mean.new_zeros(len(mean), len(mean))
+            if self.classes is not None:
+                self._sums["class_count"] = mean.new_zeros(self.classes)
+                self._sums["class_sum"] = mean.new_zeros(self.classes, len(mean))
+        delta = mean.to(self.mean.device) - self.mean
         total = self.count + count
-        if self._scatter is not None and self.count:
-            self._scatter.addr_(delta, delta, alpha=self.count * count / total)
-        self._mean.add_(delta, alpha=count / total)
+        if self.second and self.count:
+            self._sums["scatter"].addr_(delta, delta, alpha=self.count * count / total)
+        self.mean.add_(delta, alpha=count / total)
         self.count = total
-
-    def _count_classes(self, block: Tensor, labels: Tensor) -> None:
-        assert self.classes is not None
-        if self._class_sum is None or self._class_count is None:
-            self._class_sum = block.new_zeros(self.classes, block.shape[1])
-            self._class_count = block.new_zeros(self.classes)
-        self._class_sum.index_add_(0, labels, block)
-        self._class_count += torch.bincount(labels, minlength=self.classes)
 
     @property
     def mean(self) -> Tensor:
         """The mean of all rows, (L,)."""
-        if self._mean is None:
+        if not self._sums:
             raise ValueError("no rows were read yet: call `update` first")
-        return self._mean
+        return self._sums["mean"]
 
     @property
     def covariance(self) -> Tensor:
@@ -186,18 +179,18 @@ class Moments:
         return self._full_scatter().sub_(offset.T @ offset).div_(self.count)
 
     def _by_class(self) -> tuple[Tensor, Tensor]:
-        if self._class_count is None or self._class_sum is None:
+        if "class_sum" not in self._sums:
             raise ValueError("per-class moments were not kept: use `Moments(classes=K)` and pass labels")
-        return self._class_count, self._class_sum
+        return self._sums["class_count"], self._sums["class_sum"]
 
     def _full_scatter(self) -> Tensor:
         upper = self._kept_scatter().triu()
         return upper + upper.triu(1).T
 
     def _kept_scatter(self) -> Tensor:
-        if self._scatter is None:
+        if "scatter" not in self._sums:
             raise ValueError("second moments were not kept, or no rows were read: use `Moments(second=True)`")
-        return self._scatter
+        return self._sums["scatter"]
 
 
 def add_gram_(total: Tensor, x: Tensor) -> None:
@@ -209,15 +202,15 @@ def add_gram_(total: Tensor, x: Tensor) -> None:
 
 def row_hash(index: Tensor, seed: int) -> Tensor:
     """An int64 hash of each dataset index (splitmix64): distinct for distinct indices, the same on every machine."""
-    x = index.to(torch.int64) + _signed(0x9E3779B97F4A7C15 * (2 * seed + 1))
+    x = index.to("cpu", torch.int64).numpy().view(np.uint64) + np.uint64(0x9E3779B97F4A7C15 * (2 * seed + 1) % 2**64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = (x ^ _logical_shift(x, shift)) * _signed(factor)
-    return x ^ _logical_shift(x, 31)
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return torch.from_numpy((x ^ (x >> np.uint64(31))).view(np.int64))
 
 
 def fold_of(index: Tensor, folds: int, seed: int = 0) -> Tensor:
     """The fold 0…folds−1 of each dataset index, from a hash independent of the reservoir's."""
-    return _logical_shift(row_hash(index, 2 * seed + 1), 1) % folds
+    return ((row_hash(index, 2 * seed + 1) >> 1) & _LARGEST) % folds
 
 
 def part_of(index: Tensor, folds: int) -> Tensor:
@@ -226,25 +219,14 @@ def part_of(index: Tensor, folds: int) -> Tensor:
     return fold.where((fold > 0) | (fold_of(index, 2, seed=2) > 0), folds)
 
 
-def _logical_shift(x: Tensor, bits: int) -> Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(value: int) -> int:
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value
-
-
 @final
 class Reservoir:
     """The `capacity` rows whose seeded hash of the dataset index is smallest: a uniform sample, whatever the order."""
 
-    _EMPTY = (1 << 63) - 1
-
     def __init__(self, capacity: int, seed: int = 0) -> None:
         self.capacity = capacity
         self.seed = seed
-        self._keys = torch.full((capacity,), self._EMPTY, device="cpu")
+        self._keys = torch.full((capacity,), _LARGEST, device="cpu")  # in empty places, the largest key
         self._index = torch.full((capacity,), -1, device="cpu")
         self._columns: dict[str, Tensor] = {}
 
@@ -270,7 +252,7 @@ class Reservoir:
 
     def admits(self, index: Tensor) -> Tensor:
         """Whether it would keep the rows with these dataset indices; others need not be offered."""
-        return row_hash(index.cpu(), self.seed) < self._keys.max()
+        return row_hash(index, self.seed) < self._keys.max()
 
     def merge(self, other: Reservoir) -> Reservoir:
         """Add the rows of another reservoir with the same capacity and seed; returns itself."""
@@ -279,11 +261,19 @@ class Reservoir:
                 "reservoirs merge when their capacity and seed are the same; "
                 f"got {self.capacity}, {self.seed} and {other.capacity}, {other.seed}"
             )
-        index, columns = other.rows()
-        return self.update(index, columns) if len(index) else self
+        return self.update(*other.rows()) if len(other) else self
+
+    def save(self) -> dict[str, Tensor]:
+        """The rows that it keeps as named tensors, for `load`."""
+        index, columns = self.rows()
+        return {_INDEX: index, **columns}
+
+    def load(self, saved: Mapping[str, Tensor]) -> Reservoir:
+        """Add the rows that another saved; returns itself."""
+        return self.update(saved[_INDEX], {name: column for name, column in saved.items() if name != _INDEX})
 
     def __len__(self) -> int:
-        return int((self._keys != self._EMPTY).sum())
+        return int((self._keys != _LARGEST).sum())
 
     def rows(self) -> tuple[Tensor, dict[str, Tensor]]:
         """The dataset indices and the columns of the rows it keeps, in the order of the hash."""
@@ -291,10 +281,8 @@ class Reservoir:
         return self._index[order], {name: value[order.to(value.device)] for name, value in self._columns.items()}
 
     def holds(self, index: Tensor) -> Tensor:
-        """Whether it keeps the rows with these dataset indices, all offered before."""
-        keys = self._keys[self._keys != self._EMPTY]
-        last = int(keys.max()) if len(keys) else -self._EMPTY
-        return row_hash(index, self.seed) <= last
+        """Whether it keeps the rows with these dataset indices."""
+        return torch.isin(row_hash(index, self.seed), self._keys)
 
 
 @dataclass(frozen=True)
@@ -317,6 +305,6 @@ def counts_classes(evidence: frozenset[str]) -> bool:
     return not evidence.isdisjoint({"by_class", "unit_by_class"})
 
 
-def under(prefix: str, tensors: Mapping[str, Tensor], device: torch.device | None = None) -> dict[str, Tensor]:
-    """The tensors whose names start with a prefix, without the prefix in their names."""
-    return {name.removeprefix(prefix): x.to(device=device) for name, x in tensors.items() if name.startswith(prefix)}
+def under(prefix: str, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The tensors whose names start with a prefix, on `device` and without the prefix in their names."""
+    return {name.removeprefix(prefix): x.to(device) for name, x in tensors.items() if name.startswith(prefix)}

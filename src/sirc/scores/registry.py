@@ -24,7 +24,7 @@ _F = TypeVar("_F", bound=Callable[..., Tensor])
 
 _INPUTS = ("logits", "features", "softmax")
 _EVIDENCE = ("mean", "second", "by_class", "unit", "unit_by_class", "bank", "sample")
-RESERVED = {"vim", "scod"}  # names of the grammar; `spec` adds its combinations
+RESERVED = {"vim", "scod"}  # names of the grammar; `spec` adds the combinations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +76,6 @@ class Score:
     unsuited_for: str = ""
     """The networks that the score is not meant for, with the reason."""
 
-    @property
-    def summary(self) -> str:
-        """The first line of the score's docstring."""
-        return (inspect.getdoc(self.compute) or "").partition("\n")[0]
-
 
 _SCORES: dict[str, Score] = {}
 
@@ -111,17 +106,15 @@ def score(
 
     def register(function: _F) -> _F:
         name = function.__name__
-        arguments = inspect.signature(function).parameters.values()
-        defaults = {p.name: p.default for p in arguments if p.kind is inspect.Parameter.KEYWORD_ONLY}
-        readable = title or name[:1].upper() + name[1:].replace("_", " ")
+        defaults = keyword_defaults(function)
         new = Score(
             name=name,
             compute=function,
             needs=(needs,) if isinstance(needs, str) else needs,
             options={key: value for key, value in defaults.items() if value is not inspect.Parameter.empty},
             parameters=tuple(key for key, value in defaults.items() if value is inspect.Parameter.empty),
-            title=readable,
-            short=short or readable,
+            title=title or readable(name),
+            short=short or title or readable(name),
             evidence=frozenset(evidence),
             **fields,
         )
@@ -130,6 +123,17 @@ def score(
         return function
 
     return register
+
+
+def keyword_defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """The keyword-only arguments of a function, with their defaults."""
+    arguments = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in arguments if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def readable(name: str) -> str:
+    """The title of a score or a combination that was given none."""
+    return name[:1].upper() + name[1:].replace("_", " ")
 
 
 def _check(new: Score) -> None:
@@ -195,9 +199,10 @@ def names() -> tuple[str, ...]:
     return tuple(_SCORES)
 
 
-def closure(leaf_names: list[str]) -> list[str]:
-    """These scores and all that they need, each after what it needs."""
+def closure(name: str) -> list[str]:
+    """All scores that a score needs, each after what it needs, and the score itself at the end."""
     order: dict[str, None] = {}
-    for name in leaf_names:
-        order |= dict.fromkeys([*closure([need for need in get(name).needs if need not in _INPUTS]), name])
-    return list(order)
+    for need in get(name).needs:
+        if need not in _INPUTS:
+            order |= dict.fromkeys(closure(need))
+    return [*order, name]

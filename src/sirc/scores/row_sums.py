@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,11 +18,12 @@ _BLOCK_ELSEWHERE = 1 << 25
 _SMALL, _LARGE = 1 << 12, 1 << 24  # up to the first, one expression is fastest; from the second, compiling on a GPU
 _WIDEST = 1 << 15  # classes: more do not fit the kernel's registers
 
-RowSums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+RowSums: TypeAlias = tuple[Tensor, ...]
+"""Prediction (int64), v₁, v₂, t, w, q and ‖π − 1/K‖₁ (float64) of each row; `softmax.py` defines them."""
 
 
 def row_sums(logits: Tensor, *, compile: bool | None = None) -> RowSums:
-    """Prediction (int64), v₁, v₂, t, w, q and ‖π − 1/K‖₁ (float64) of each row; `softmax.py` defines them."""
+    """The sums of each row of (n, K) logits, in the fastest way or as `compile` says (`Softmax.of`)."""
     if torch.compiler.is_compiling():
         return _sums(logits)
     check_type("compile", compile, bool | None, "True, False or None")
@@ -41,7 +43,7 @@ def _kernel_sums(logits: Tensor) -> RowSums:
     from sirc.scores.triton_kernel import kernel_sums  # which needs Triton
 
     prediction, sums = kernel_sums(logits)
-    return prediction, sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]
+    return prediction, *sums
 
 
 def _compiled_sums(logits: Tensor) -> RowSums:
@@ -57,12 +59,9 @@ def _compiler() -> Callable[[Tensor], RowSums]:
 def _blocked_sums(logits: Tensor) -> RowSums:
     n, k = logits.shape
     rows = max(1, _BLOCK.get(logits.device.type, _BLOCK_ELSEWHERE) // k)
-    out = torch.empty(6, n, dtype=torch.float64, device=logits.device)
-    prediction = torch.empty(n, dtype=torch.int64, device=logits.device)
     work = torch.empty(2, min(rows, n), k, dtype=torch.float64, device=logits.device)
-    for start in range(0, n, rows):
-        block = logits[start : start + rows]
-        here = slice(start, start + len(block))
+    parts = []
+    for block in torch.split(logits, rows):
         d, f = work[:, : len(block)]
         d.copy_(block)
         top, winner = d.max(-1, keepdim=True)
@@ -75,9 +74,9 @@ def _blocked_sums(logits: Tensor) -> RowSums:
         q = d.mul_(f).sum(-1).neg_()
         w = torch.mul(f, f, out=d).sum(-1)
         others = f.mul_(_share(top, second, t)).sub_(1 / k).abs_().sum(-1)
-        prediction[here] = winner[:, 0]
-        out[:, here] = torch.stack((top[:, 0], second[:, 0], t[:, 0], w, q, _deviation(others, top, second, t, k)))
-    return prediction, out[0], out[1], out[2], out[3], out[4], out[5]
+        deviation = _deviation(others, top, second, t, k)
+        parts.append((winner[:, 0], top[:, 0], second[:, 0], t[:, 0], w, q, deviation))
+    return tuple(map(torch.cat, zip(*parts, strict=True)))
 
 
 def _sums(logits: Tensor) -> RowSums:

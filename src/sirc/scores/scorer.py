@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -36,7 +36,19 @@ class Confidences(dict[str, Tensor]):
         return next(value for scored, value in self.items() if parse(scored) == parse(text))
 
     def __contains__(self, text: object) -> bool:
-        return super().__contains__(text) or (isinstance(text, str) and parse(text) in map(parse, self))
+        if super().__contains__(text):
+            return True
+        try:
+            return isinstance(text, str) and parse(text) in map(parse, self)
+        except ValueError:  # not a spec
+            return False
+
+    def get(self, text: str, default: Any = None) -> Any:
+        """The confidences of a spec under any spelling, or `default`."""
+        try:
+            return self[text]
+        except KeyError:
+            return default
 
 
 @final
@@ -120,8 +132,6 @@ class Scorer:
             return columns
 
         batches = [one(batch) for batch in _batches(outputs)]
-        if not batches:
-            raise ValueError("`outputs` must hold at least one batch; got an empty iterable")
         if len(batches) == 1:
             return dict(batches[0])
         return {name: torch.cat([columns[name] for columns in batches]) for name in batches[0]}
@@ -226,7 +236,7 @@ class Scorer:
 
     def _contents(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The tensors and the metadata of its file."""
-        tensors = {f"{key}/{name}": value for key, part in self.parameters.items() for name, value in part.items()}
+        tensors = tensors_of(self.parameters)
         header = {
             "format": "sirc-scorer",
             "version": _VERSION,
@@ -271,11 +281,20 @@ def _batches(outputs: Outputs | Iterable[object]) -> Iterator[Outputs]:
     if not isinstance(outputs, Outputs) and not iterates(outputs):
         got = type(outputs).__name__
         raise ValueError(f"`outputs` must be an `Outputs`, an `OutputStore` or an iterable of batches; got {got}")
-    return map(Outputs.of, [outputs] if isinstance(outputs, Outputs) else outputs)
+    batch = None
+    for batch in [outputs] if isinstance(outputs, Outputs) else outputs:
+        yield Outputs.of(batch)
+    if batch is None:
+        raise ValueError("`outputs` must hold at least one batch; got an empty iterable")
+
+
+def tensors_of(parameters: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The parameters as the tensors of a file, named `spec/parameter`."""
+    return {f"{key}/{name}": value for key, part in parameters.items() for name, value in part.items()}
 
 
 def parameters_in(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The parameters in a file, whose tensors are named `spec/parameter`."""
+    """The parameters among the tensors of a file, named by `tensors_of`."""
     parameters: dict[str, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         spec, slash, key = name.rpartition("/")
@@ -310,8 +329,10 @@ def learns(specs: Iterable[Spec]) -> bool:
 
 
 def _from_val_alone(spec: Spec) -> bool:
-    score = registry.get(spec.name) if spec.is_leaf else None
-    return spec.name == "both" if score is None else score.val and not score.evidence
+    if not spec.is_leaf:
+        return spec.name == "both"
+    score = registry.get(spec.name)
+    return score.val and not score.evidence
 
 
 def check_features(specs: Iterable[Spec], outputs: Outputs) -> None:

@@ -76,10 +76,8 @@ def combination(
         name = function.__name__
         if name in (*_BUILT_IN, "vim", "scod", *registry.names()):
             raise ValueError(f"`{name}` is a name of the grammar already; give the combination another")
-        given = inspect.signature(function).parameters.values()
-        keywords = {p.name: p.default for p in given if p.kind is inspect.Parameter.KEYWORD_ONLY}
         numbers: dict[str, Value | None] = {}
-        for key, value in keywords.items():
+        for key, value in registry.keyword_defaults(function).items():
             required = value is inspect.Parameter.empty
             if key in ("a", "b") or not (required or isinstance(value, int | float)):
                 raise ValueError(
@@ -89,8 +87,9 @@ def combination(
             numbers[key] = None if required else float(value)
         registry.check_call(f"combination `{name}`", function, 4 if bounded_first else 2, numbers)
         fitted: dict[str, Value | None] = {"a": None, "b": None} if bounded_first else {}
-        readable = title or name[:1].upper() + name[1:].replace("_", " ")
+        readable = title or registry.readable(name)
         COMBINATIONS[name] = Combination(readable, {**numbers, **fitted}, most, bounded_first, function)
+        registry.RESERVED.add(name)
         _parse.cache_clear()
         return function
 
@@ -160,9 +159,9 @@ class Spec:
 
     def with_defaults(self, change: Callable[[Spec], Spec]) -> Spec:
         """The same spec with `change` applied to each `scod` in it."""
-        if self.is_leaf or self.is_default:
-            return change(self) if self.is_default else self
-        return Spec(self.name, tuple(arg.with_defaults(change) for arg in self.args), self.options)
+        if self.is_default:
+            return change(self)
+        return replace(self, args=tuple(arg.with_defaults(change) for arg in self.args)) if self.args else self
 
     def with_only(self, other: Spec) -> Spec:
         """This combination with the same first score and only this S2."""
@@ -278,21 +277,17 @@ def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: s
         name, args = "linear", VIM.args
     if name == "scod" and not args:
         name, args, options = "bayes", SCOD.args, {"metric": "aurr"} | options
-    known: Mapping[str, object] = {}
-    if name in COMBINATIONS:
-        known = COMBINATIONS[name].keywords
-    elif name not in known_names():
+    if name not in known_names():
         raise ValueError(
             f"unknown score `{shorten(name)}` in `{shorten(text)}`.{closest(name, known_names())} Known: "
             f"{', '.join(known_names())}. One of your own is known once its module is imported (`--import MODULE`)"
         )
-    elif args:
+    if args and name not in COMBINATIONS:
         raise ValueError(
             f"`{name}` is a score of its own and takes no other specs; got `{shorten(text)}`. "
             f"Combinations are {', '.join(COMBINATIONS)}"
         )
-    else:
-        known = registry.get(name).options
+    known: Mapping[str, object] = COMBINATIONS[name].keywords if name in COMBINATIONS else registry.get(name).options
     for key, value in options.items():
         if key not in known:
             takes = f"it takes {', '.join(f'{k}=' for k in known)}" if known else "it has no parameters"

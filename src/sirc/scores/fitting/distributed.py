@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable
 
 import torch
 
@@ -16,14 +14,13 @@ from sirc.outputs import Outputs, OutputStore
 from sirc.progress import SILENT, Progress
 from sirc.scores.fitting.fitter import Fitter
 from sirc.scores.fitting.rows import indexed_share, share_length, with_progress
+from sirc.scores.fitting.state import head_digest
 from sirc.scores.moments import Parameters
-from sirc.scores.scorer import Scorer
+from sirc.scores.scorer import Scorer, parameters_in, tensors_of
 
 
 @exact
-def fit_together(
-    make: Callable[[], Fitter], train: object, *, device: torch.device | str | None, progress: Progress
-) -> Scorer:
+def fit_together(fitter: Fitter, train: object, *, device: torch.device | None, progress: Progress) -> Scorer:
     """Fit with all processes of the default torch.distributed group.
 
     Each process merges the states of all in the order of their ranks, so that all have the same state. Work that can
@@ -37,7 +34,6 @@ def fit_together(
                 f"take its share; got {type(train).__name__}. Write batches to a store: "
                 "`sirc.OutputStore.from_outputs(path, batches)`"
             )
-        fitter = make()
         arguments = _arguments(fitter, train)
     _check_same(arguments)
     with failing_together():
@@ -45,7 +41,7 @@ def fit_together(
         batches = with_progress(indexed_share(train, rank, world), device, progress, "fit, first pass", share)
         fitter._read(batches, progress if rank == 0 else SILENT)
         saved = fitter._state.save()
-    place = torch.empty(0, device=device or (train.device if isinstance(train, Outputs) else "cpu")).device
+    place = device or (train.device if isinstance(train, Outputs) else torch.device("cpu"))
     merged = fitter._state.empty()
     for tensors in gather_tensors(saved):
         merged.merge(merged.empty().load(tensors, place))
@@ -70,14 +66,10 @@ def fit_together(
 
 def _arguments(fitter: Fitter, train: Outputs | OutputStore) -> dict[str, object]:
     """A summary of the arguments, which must be the same in every process."""
-    head = fitter.head
-    digest = hashlib.sha256()
-    for weight in () if head is None else (head.weight, head.bias):
-        digest.update(b"none" if weight is None else weight.detach().cpu().double().numpy().tobytes())
     return {
         "specs": ", ".join(fitter.specs),
         "crossfit": fitter.crossfit,
-        "head": "none" if head is None else digest.hexdigest()[:12],
+        "head": head_digest(fitter.head),
         "train": type(train).__name__,
         "rows": len(train),
         "tuning_rows": [
@@ -100,9 +92,6 @@ def _check_same(arguments: dict[str, object]) -> None:
 
 def _of_process_0(parameters: Parameters) -> Parameters:
     """The parameters of process 0, so that all have the same bits even if their machines round differently."""
-    mine = {json.dumps([spec, name]): x for spec, values in parameters.items() for name, x in values.items()}
-    received: Parameters = {spec: {} for spec in parameters}
-    for key, tensor in distributed.broadcast_tensors(mine).items():
-        spec, name = json.loads(key)
-        received[spec][name] = tensor.to(mine[key].device)
-    return received
+    mine = tensors_of(parameters)
+    received = distributed.broadcast_tensors(mine)
+    return parameters_in({name: tensor.to(mine[name].device) for name, tensor in received.items()})

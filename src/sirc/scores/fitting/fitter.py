@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import final, get_args
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_choice, check_device, check_type
-from sirc._utils.distributed import is_main, world
+from sirc._utils.distributed import failing_together, is_main, world
 from sirc._utils.precision import exact, side_by_side
 from sirc._utils.text import shorten
 from sirc._utils.warn import warn
@@ -20,14 +21,14 @@ from sirc.outputs import Head, Outputs, OutputStore
 from sirc.progress import SILENT, Progress, as_progress
 from sirc.scores import registry
 from sirc.scores.evaluator import needed_leaves
-from sirc.scores.fitting.row_marks import RowMarks
+from sirc.scores.fitting.row_marks import empty_sample, mark_rows
 from sirc.scores.fitting.rows import IndexedBatches, OutputsLike, indexed_batches, with_progress
-from sirc.scores.fitting.second_pass import SecondPass, check_bank, each_or_why, searching_terms
+from sirc.scores.fitting.second_pass import IdRows, SecondPass, check_bank, each_or_why, searching_terms
 from sirc.scores.fitting.standing import Standing, warn_far
 from sirc.scores.fitting.state import Crossfit, FitState, solve
-from sirc.scores.fitting.tuning import IdRows, Tuning
-from sirc.scores.fitting.unfit import unmet, using, why_unfit
-from sirc.scores.moments import Parameters
+from sirc.scores.fitting.tuning import Tuning
+from sirc.scores.fitting.unfit import containing, unmet, why_unfit
+from sirc.scores.moments import Evidence, Parameters
 from sirc.scores.needs import warn_unsuited
 from sirc.scores.scorer import Scorer
 from sirc.scores.spec import WITNESSES, Spec, parse
@@ -94,13 +95,22 @@ def fit(
     one_shot = isinstance(train, Iterator)
     shared = distributed and world() > 1
     known = train if isinstance(train, Outputs | OutputStore) else None
-    make = partial(Fitter, specs, head=head, crossfit=crossfit, one_pass=one_shot and not shared, train=known)
-    make = partial(make, val=val, ood=ood, unlabelled=unlabelled, on_unfit=on_unfit)
+    with failing_together() if shared else nullcontext():
+        fitter = Fitter(
+            specs,
+            head=head,
+            crossfit=crossfit,
+            one_pass=one_shot and not shared,
+            val=val,
+            ood=ood,
+            unlabelled=unlabelled,
+            on_unfit=on_unfit,
+            train=known,
+        )
     if shared:
         from sirc.scores.fitting.distributed import fit_together  # which imports this module
 
-        return fit_together(make, train, device=device, progress=progress)
-    fitter = make()
+        return fit_together(fitter, train, device=device, progress=progress)
     rows = None if known is None else len(known)
     fitter._read(with_progress(indexed_batches(train), device, progress, "fit, first pass", rows), progress)
     return fitter.finish(None if one_shot else train, device=device, progress=progress)
@@ -178,41 +188,42 @@ class Fitter:
         """Leave out, or refuse, specs that rows like these cannot fit; if these are all the rows, too few count too."""
         rows = rows if rows is not None and len(rows) else None
         find = partial(unmet, head=self.head is not None, val=self._validates, rows=rows, whole=whole)
-        alone = {str(spec): spec for scod in self._defaults for spec in map(scod.with_only, scod.args[1:])}
-        self._reduce({alone[text].args[1]: why for text, why in find(list(alone.values())).items()})
+        alone = [scod.with_only(witness) for scod in self._defaults for witness in scod.args[1:]]
+        self._reduce({spec.args[1]: why for spec, why in find(alone).items()})
         self._drop(find(self._state.parsed))
 
     @property
     def _defaults(self) -> list[Spec]:
         """Each `scod`, alone or inside another spec, with the witnesses that it still has."""
-        return list(
-            {str(part): part for spec in self._state.parsed for part in spec.walk() if part.is_default}.values()
-        )
+        parts = (part for spec in self._state.parsed for part in spec.walk())
+        return list({str(part): part for part in parts if part.is_default}.values())
 
     def _reduce(self, lacking: Mapping[Spec, str]) -> None:
         """Drop from each `scod` the witnesses that are made from these specs."""
         before = dict(self._state.reduced)
         for spec in self._defaults:
-            kept = [witness for witness in spec.args[1:] if not using([witness], lacking)]
+            kept = [witness for witness in spec.args[1:] if not containing([witness], lacking)]
             if len(kept) < len(spec.args) - 1:
                 self._state.reduced[str(spec)] = spec.witnessed_by(kept or WITNESSES[-1:])
-                self.missing |= {str(part): why for part, why in lacking.items() if using(spec.args[1:], [part])}
+                self.missing |= {str(part): why for part, why in lacking.items() if containing(spec.args[1:], [part])}
         if self._state.reduced != before:
             self._choose(self.specs)
 
     def _leave_out(self, unfit: Mapping[Spec, str]) -> None:
         """Leave out, or refuse, the specs that contain these parts."""
         self._reduce(unfit)
-        self._drop({str(spec): why for part, why in unfit.items() for spec in using(self._state.parsed, [part])})
+        self._drop({spec: why for part, why in unfit.items() for spec in containing(self._state.parsed, [part])})
 
     def _leave_out_statistics(self, unfit: Mapping[Spec, str]) -> None:
         """Leave out, or refuse, the specs with a combination that needs statistics of these scores."""
         self._reduce(unfit)
-        self._leave_out({spec: why for leaf, why in unfit.items() for spec in using(self._state.combinations, [leaf])})
+        combinations = self._state.combinations
+        self._leave_out({spec: why for leaf, why in unfit.items() for spec in containing(combinations, [leaf])})
 
-    def _drop(self, reasons: Mapping[str, str]) -> None:
+    def _drop(self, reasons: Mapping[Spec, str]) -> None:
         """Leave these specs out, or refuse them together; refuse also if no spec would be left."""
-        unfit = {text: reasons[key] for text in self.specs if (key := str(parse(text))) in reasons}
+        parsed = zip(self.specs, self._state.parsed, strict=True)
+        unfit = {text: reasons[spec] for text, spec in parsed if spec in reasons}
         kept = [text for text in self.specs if text not in unfit]
         if not unfit:
             return
@@ -260,20 +271,21 @@ class Fitter:
 
     def _settle(self, second: SecondPass) -> Parameters:
         """The parameters of combinations, after the second pass."""
-        parameters, unfit = second.settle(self.count, self._state.checksums)
-        if defaults := using(self._defaults, unfit):  # all have the same witnesses
+        second.check_rows(self.count, self._state.checksums)
+        parameters, unfit = second.settle(self._state.combinations)
+        if defaults := containing(self._defaults, unfit):  # all have the same witnesses
             self._reduce(second.settle_each(defaults[0]))
-            second.choose(self._state.combinations)
-            parameters, unfit = second.settle(self.count, self._state.checksums)
+            parameters, unfit = second.settle(self._state.combinations)
+        settled = [spec for spec in self._state.combinations if str(spec) in parameters]
         self._leave_out(unfit)
         each = self.count / (self._state.num_features or 1)
         in_sample = "" if self._state.folds else " and `crossfit=0`"
         whose = f"with {each:.3g} rows for each feature{in_sample}, rows that were not fitted on"
         advice = 'Pass `crossfit="auto"`, or fit on more rows' if in_sample else "Fit on more rows"
-        self._warned = warn_far(whose, second.standings(parameters), advice)
+        self._warned = warn_far(whose, second.standings(settled, parameters), advice)
         outliers = "Far larger values stretch σ: leave those rows out, or use `bayes`, which takes the median"
-        self._warned |= warn_far("typical training rows", second.typical_standings(parameters), outliers)
-        self._id_rows = second.sample(parameters)
+        self._warned |= warn_far("typical training rows", second.typical_standings(settled, parameters), outliers)
+        self._id_rows = second.sample(settled, parameters)
         for key, spec in self._state.reduced.items():
             if key in parameters:
                 places = [WITNESSES.index(witness) for witness in spec.args[1:]]
@@ -295,12 +307,31 @@ class Fitter:
                 "pass, or make the fitter with `one_pass=True`"
             )
         self._tuning.check_model(state.parsed, state.num_classes, state.num_features)
-        val = self._tuning.val
-        evidence = state.evidence(val)
+        evidence = state.evidence(self._tuning.val)
         tuned = self._tuning.options(state.parsed)
+        solved, folds = self._solve_scores(evidence, progress)
+        parameters = tuned | {leaf: _declared(leaf, values) for leaf, values in solved.items()}
+        held_out = self._held_out(evidence, solved)
+        index, columns = state.sample()
+        rows = len(index) if sampled else state.count
+        if rows <= len(index):
+            check = partial(check_bank, rows=rows, excluding_self=True)
+            self._leave_out_statistics(each_or_why(searching_terms(state.combinations), check)[1])
+        if not state.combinations:
+            return parameters, None
+        judge_of = 0 if state.folds else state.count
+        second = SecondPass(state.combinations, parameters, evidence, folds, held_out, judge_of)
+        second.leave_out_bank(state.reservoir, rows)
+        if sampled:
+            second.read_sample(index, columns)
+        return parameters, second
+
+    def _solve_scores(self, evidence: Evidence, progress: Progress) -> tuple[Parameters, list[Parameters]]:
+        """All that each score's `solve` returns, from all rows and, for scores that need folds, without each fold."""
+        state = self._state
         steps = [partial(each_or_why, [leaf], partial(solve, evidence=evidence)) for leaf in state.leaves]
         folds = range(state.folds + 1) if state.crossfitted and state.folds else ()
-        steps += [partial(state.solve_without, fold, val) for fold in folds]
+        steps += [partial(state.solve_without, fold, self._tuning.val) for fold in folds]
         found = []
         name = f"fit, solving {shorten(', '.join(map(str, state.leaves)), 40)}"
         with (progress if steps else SILENT).task(name, len(steps), unit="steps") as task:
@@ -311,33 +342,23 @@ class Fitter:
         if without and without[-1][1]:  # a fit without the judging rows failed, so there is nothing to judge with
             without[-1] = {}, {}
         self._leave_out({leaf: why for _, unfit in solved for leaf, why in unfit.items()})
-        everything = {leaf: values for part, _ in solved for leaf, values in part.items()}
-        parameters = tuned | {leaf: _declared(leaf, values) for leaf, values in everything.items()}
         for _, unfit in without:
             self._leave_out_statistics(unfit)
+        return {leaf: values for part, _ in solved for leaf, values in part.items()}, [part for part, _ in without]
+
+    def _held_out(self, evidence: Evidence, solved: Parameters) -> dict[str, registry.HeldOut]:
+        """The functions that score each training row as if `solve` had not seen it, of the scores that have one."""
+        state = self._state
 
         def held_out(leaf: Spec) -> registry.HeldOut:
             score = registry.get(leaf.name)
             assert score.held_out is not None
-            return score.held_out(evidence, everything[str(leaf)], **{**score.options, **leaf.options})
+            return score.held_out(evidence, solved[str(leaf)], **{**score.options, **leaf.options})
 
-        in_sample = not state.folds
-        exactly, unfit = each_or_why(state.held_out if state.scarce or not in_sample else [], held_out)
-        self._leave_out_statistics({} if in_sample else unfit)
-        index, columns = state.sample()
-        rows = len(index) if sampled else state.count
-        if state.reservoir is not None and rows <= len(index):
-            check = partial(check_bank, rows=rows, excluding_self=True)
-            self._leave_out_statistics(each_or_why(searching_terms(state.combinations), check)[1])
-        if not state.combinations:
-            return parameters, None
-        parts, judge_of = [part for part, _ in without], state.count if in_sample else 0
-        second = SecondPass(state.combinations, parameters, evidence, parts, exactly, judge_of)
-        if state.reservoir is not None:
-            second.leave_out_bank(state.reservoir, rows)
-        if sampled:
-            second.read_sample(index, columns)
-        return parameters, second
+        functions, unfit = each_or_why(state.held_out if state.scarce or state.folds else [], held_out)
+        if state.folds:  # in sample, they only judge
+            self._leave_out_statistics(unfit)
+        return functions
 
     def _judge(self, scorer: Scorer) -> None:
         """Warn if validation rows stand far from 0 on the scale of an S2, unless training rows gave a warning."""
@@ -367,17 +388,11 @@ class Fitter:
         if self.missing and self._defaults and is_main():
             warn(f"`scod` does with fewer witnesses: {why_unfit(self.missing, what='of them')}")
         parameters = {**parameters, **{key: {**parameters.get(key, {}), **part} for key, part in tuned.items()}}
-        if state.marks is None and not self._tuning.used(state.parsed):
-            return make(self.specs, parameters)
-        marks, rows = RowMarks(), 0
-        if state.marks is not None:
-            marks.add(*state.marks.sample())
-            rows = state.count
-        if self._tuning.used(state.parsed):
-            for outputs in self._tuning.sets.values():
-                marks.update(torch.arange(rows, rows + len(outputs), device="cpu"), outputs.logits)
-                rows += len(outputs)
-        return make(self.specs, parameters, fitted_on=marks.sample()[1], fitted_rows=rows)
+        marks, rows = empty_sample().merge(state.marks), state.count if state.learns else 0
+        for outputs in self._tuning.sets.values() if self._tuning.used(state.parsed) else ():
+            mark_rows(marks, torch.arange(rows, rows + len(outputs), device="cpu"), outputs.logits)
+            rows += len(outputs)
+        return make(self.specs, parameters, fitted_on=marks.rows()[1].get("mark"), fitted_rows=rows)
 
 
 def _declared(leaf: str, found: dict[str, Tensor]) -> dict[str, Tensor]:

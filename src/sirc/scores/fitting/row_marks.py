@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import final
-
 import torch
 from torch import Tensor
 
@@ -16,27 +14,15 @@ _CLOSE = 1e-5  # relative: rounding changes the marks of a recomputed row by les
 _BLOCK = 1 << 12
 
 
-@final
-class RowMarks:
-    """Marks of up to 4096 random rows: the same sample for any order of the rows and any number of workers."""
+def empty_sample() -> Reservoir:
+    """A sample of marks without rows: up to 4096 rows, the same for any order and any number of workers."""
+    return Reservoir(_SAMPLE, seed=_SEED)
 
-    def __init__(self) -> None:
-        self._sample = Reservoir(_SAMPLE, seed=_SEED)
 
-    def update(self, index: Tensor, logits: Tensor) -> None:
-        """Add rows: their dataset indices and their logits."""
-        rows = self._sample.admits(index).nonzero()[:, 0]  # skip the logits of all others
-        self.add(index[rows], row_marks(logits[rows.to(logits.device)]))
-
-    def add(self, index: Tensor, marks: Tensor) -> None:
-        """Add rows by their marks."""
-        if len(index):
-            self._sample.update(index, {"mark": marks.cpu()})
-
-    def sample(self) -> tuple[Tensor, Tensor]:
-        """The dataset indices of the sampled rows, and their marks."""
-        index, columns = self._sample.rows()
-        return index, columns.get("mark", torch.empty(0, _MARKS, dtype=torch.float64, device="cpu"))
+def mark_rows(sample: Reservoir, index: Tensor, logits: Tensor) -> None:
+    """Add the marks of rows to a sample, given their dataset indices and their logits."""
+    rows = sample.admits(index).nonzero()[:, 0]  # skip the logits of all others
+    sample.update(index[rows], {"mark": row_marks(logits[rows.to(logits.device)]).cpu()})
 
 
 def row_marks(logits: Tensor) -> Tensor:

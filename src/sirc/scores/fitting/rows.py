@@ -84,9 +84,8 @@ def with_progress(
 class RowBuffer:
     """Joins small batches and passes them on in blocks of at least `BLOCK_ROWS` rows."""
 
-    def __init__(self, consume: Callable[[Tensor, Outputs], None], copy: Callable[[Outputs], Outputs]) -> None:
+    def __init__(self, consume: Callable[[Tensor, Outputs], None]) -> None:
         self._consume = consume
-        self._copy = copy
         self._pending: list[tuple[Tensor, Outputs]] = []
         self._rows = 0
 
@@ -96,7 +95,8 @@ class RowBuffer:
             self.flush()
             self._consume(index, outputs)
             return
-        self._pending.append((index.clone(), self._copy(outputs)))
+        copy = Outputs._trusted(**{name: column.clone() for name, column in outputs._tensors().items()})
+        self._pending.append((index.clone(), copy))
         self._rows += len(outputs)
         if self._rows >= BLOCK_ROWS:
             self.flush()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar, final
+from typing import TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ _BELOW = 0.15865525393145707  # the share of a normal distribution that lies mor
 _JUDGING = 2000  # about how many rows measure how far in-sample statistics are off
 _PARTS = ("all", "outside", "judged")  # rows whose moments are kept: all, those outside the bank, those that judge
 _T = TypeVar("_T")
+
+IdRows: TypeAlias = Mapping[str, tuple[Tensor, list[Tensor]]]
+"""For each `bayes`, log(S1max − S1) and the S2 scores of some ID rows."""
 
 
 def fitted_combinations(specs: Iterable[Spec]) -> list[Spec]:
@@ -84,9 +87,9 @@ class SecondPass:
     the covariance of energy and residual, for any c.
 
     `held_out` has the scores that leave each row out by a formula. `folds` has the parameters of the other scores: for
-    each fold, those fitted without its rows, and last those fitted without the judging rows, whose values show where
-    rows that were not fitted on stand. `judge_of` is the number of training rows if the statistics are in-sample, else
-    0; the `held_out` values of some of the rows then judge.
+    each fold, those fitted without its rows, and last those fitted without the judging rows, whose values show how far
+    from the statistics new rows will lie. `judge_of` is the number of training rows if the statistics are in-sample,
+    else 0; the `held_out` values of some of the rows then judge.
     """
 
     def __init__(
@@ -94,9 +97,9 @@ class SecondPass:
         combinations: list[Spec],
         parameters: Parameters,
         evidence: Evidence,
-        folds: Sequence[Parameters] = (),
-        held_out: Mapping[str, registry.HeldOut] | None = None,
-        judge_of: int = 0,
+        folds: Sequence[Parameters],
+        held_out: Mapping[str, registry.HeldOut],
+        judge_of: int,
     ) -> None:
         self.rows_read = 0
         self.checksums = torch.zeros(2, dtype=torch.float64, device="cpu")
@@ -110,9 +113,9 @@ class SecondPass:
         self._of_all_rows = list(_all_terms(spec for spec in combinations if spec.name != "bayes"))
         self._searching = {name for name, term in self._terms.items() if "bank" in evidence_of([term])}
         self._folds = folds
-        self._held_out = held_out or {}
+        self._held_out = held_out
         self._judge_of = judge_of
-        self._labelled = counts_classes(evidence_of(leaf for leaf in map(parse, self._held_out)))
+        self._labelled = counts_classes(evidence_of(map(parse, held_out)))
         self._bank: Reservoir | None = None
         self._sampled = False
         self._moments = {part: Moments() for part in _PARTS}
@@ -138,19 +141,14 @@ class SecondPass:
 
     def read(self, batches: IndexedBatches, check_batch: Callable[[Outputs], None]) -> None:
         """Read the batches of the second pass."""
-        buffer = RowBuffer(self._add, self._copy)
+        buffer = RowBuffer(self._add)
         for index, batch in batches:
             check_batch(batch)
-            buffer.add(index, batch)
+            buffer.add(index, Outputs._trusted(batch.logits, batch.features, batch.labels if self._labelled else None))
             self.rows_read += len(batch)
             if self._ordered or self._held_out:
                 self.checksums += checksums(index, batch)
         buffer.flush()
-
-    def _copy(self, outputs: Outputs) -> Outputs:
-        features = None if outputs.features is None else outputs.features.clone()
-        labels = outputs.labels.clone() if self._labelled and outputs.labels is not None else None
-        return Outputs._trusted(outputs.logits.clone(), features, labels)
 
     @property
     def _ordered(self) -> bool:
@@ -166,14 +164,14 @@ class SecondPass:
         if self._judge_of and self._held_out:
             self._judge(batch, fold_of(index, 1 + self._judge_of // _JUDGING, seed=2) == 0, -1)
         if not self._folds:
-            self._add_rows(index, batch, -1, {} if self._judge_of else self._held_out)
+            self._add_rows(index, batch, -1)
             return
         folds = len(self._folds) - 1
         part = part_of(index, folds)
         for number in range(folds):
             rows = (part % folds == number).nonzero()[:, 0]
             if len(rows):
-                self._add_rows(index[rows], batch[rows.to(batch.device)], number, self._held_out)
+                self._add_rows(index[rows], batch[rows.to(batch.device)], number)
         if self._folds[-1]:
             self._judge(batch, part == folds, folds)
 
@@ -183,7 +181,8 @@ class SecondPass:
             columns, _ = self._columns(batch[rows.to(batch.device)], fold, self._held_out, list(self._terms))
             self._moments["judged"].add(torch.stack(list(columns.values()), -1))
 
-    def _add_rows(self, index: Tensor, batch: Outputs, fold: int, held_out: Mapping[str, registry.HeldOut]) -> None:
+    def _add_rows(self, index: Tensor, batch: Outputs, fold: int) -> None:
+        held_out = {} if self._judge_of else self._held_out
         outside = torch.ones(len(index), dtype=torch.bool, device="cpu")
         if self._bank is not None:
             outside = ~self._bank.holds(index)
@@ -230,11 +229,10 @@ class SecondPass:
 
     def save(self) -> dict[str, Tensor]:
         """All statistics as named tensors, for `load`."""
-        parts = self._moments.items()
-        tensors = {f"{part} {name}": x for part, moments in parts for name, x in moments.save().items()}
-        index, columns = self._rows.rows()
-        tensors |= {"row index": index} | {f"row {name}": x for name, x in columns.items()}
-        return tensors | {"rows_read": torch.tensor(self.rows_read), "checksums": self.checksums}
+        tensors = {"rows_read": torch.tensor(self.rows_read, device="cpu"), "checksums": self.checksums}
+        for part, moments in self._moments.items():
+            tensors |= {f"{part} {name}": x for name, x in moments.save().items()}
+        return tensors | {f"row {name}": x for name, x in self._rows.save().items()}
 
     def load(self, passes: Iterable[Mapping[str, Tensor]], device: torch.device) -> None:
         """Become the sum of saved passes, added in their order, on `device`."""
@@ -246,60 +244,57 @@ class SecondPass:
             self.checksums += tensors["checksums"].cpu()
             for part, moments in self._moments.items():
                 moments.merge(Moments.load(under(f"{part} ", tensors, device)))
-            columns = under("row ", tensors, device)
-            if len(index := columns.pop("index")):
-                self._rows.update(index, columns)
+            self._rows.load(under("row ", tensors, device))
 
-    def settle(self, count: int, checksums: Tensor) -> tuple[Parameters, dict[Spec, str]]:
-        """The parameters of the combinations, and the reasons why some have none.
+    def check_rows(self, count: int, checksums: Tensor) -> None:
+        """Require as many rows as the first pass read, and, if rows are left out, the same rows.
 
-        `count` and `checksums` are those of the first pass: if rows are left out, both passes must read the same rows.
-
-        c = mean max logit / mean residual norm; a = μ − 3σ and b = 1/σ of each S2. For `bayes`, μ and σ are the median
-        of a sample and its distance to the quantile that lies σ below a normal mean: a few rows cannot distort them.
+        `count` and `checksums` are those of the first pass.
         """
-        if not self._sampled and self.rows_read != count:
+        if self._sampled:
+            return
+        if self.rows_read != count:
             raise ValueError(
                 f"the second pass over `train` must bring the rows of the first; got {self.rows_read} rows after "
                 f"{count}. Pass a list, an `OutputStore`, or a one-shot iterator"
             )
         out_of_sample = self._held_out and not self._judge_of
         changed, moved = ((self.checksums - checksums).abs() > 1e-6 * (1 + checksums.abs())).tolist()
-        if not self._sampled and ((self._ordered and moved) or (out_of_sample and changed)):
-            left_out = "its own fold" if self._folds else "itself" if self._bank is None else "itself in the bank"
+        if (self._ordered and moved) or (out_of_sample and changed):
+            itself = "itself" if self._bank is None else "itself in the bank"
+            left_out = "its own fold" if self._folds else itself
             order = " in the same order" if self._ordered else ""
             raise ValueError(
                 f"the second pass over `train` must bring the same rows{order} as the first: each row is scored "
                 f"without {left_out}. Does a DataLoader {'shuffle or ' if order else ''}augment? "
                 f"{'Set `shuffle=False`, or pass' if order else 'Pass'} an `OutputStore`"
             )
-        if changed and not self._sampled:
+        if changed:
             self._moments["judged"] = Moments()
-        vims = [spec for spec in self._combinations if is_vim(spec)]
-        scales, unfit = each_or_why(vims, lambda spec: {"c": self._vim_scale(spec)})
+
+    def settle(self, combinations: Iterable[Spec]) -> tuple[Parameters, dict[Spec, str]]:
+        """The parameters of some combinations, and the reasons why some have none.
+
+        c = mean max logit / mean residual norm; a = μ − 3σ and b = 1/σ of each S2. For `bayes`, μ and σ are the median
+        of a sample and its distance to the quantile that lies σ below a normal mean: a few rows cannot distort them.
+        """
+        combinations = list(combinations)
+        scales, unfit = each_or_why(filter(is_vim, combinations), lambda spec: {"c": self._vim_scale(spec)})
 
         def spreads(spec: Spec) -> dict[str, Tensor]:
             spread = [self._center_and_scale(spec, s2, scales) for s2 in spec.args[1:]]
             mu, sigma = (torch.tensor(x, dtype=torch.float64, device="cpu") for x in zip(*spread, strict=True))
             return {"a": mu - 3 * sigma, "b": 1 / sigma}
 
-        others = [spec for spec in self._combinations if unfit.keys().isdisjoint(spec.walk()) and not is_vim(spec)]
+        others = [spec for spec in combinations if unfit.keys().isdisjoint(spec.walk()) and not is_vim(spec)]
         parameters, also_unfit = each_or_why(others, spreads)
         return scales | parameters, unfit | also_unfit
 
     def settle_each(self, spec: Spec) -> dict[Spec, str]:
         """The S2 scores of a combination that `settle` cannot settle, each with the reason."""
-        chosen, alone = self._combinations, [spec.with_only(other) for other in spec.args[1:]]
-        self.choose([*filter(is_vim, chosen), *alone])
-        try:
-            _, unfit = self.settle(self.rows_read, self.checksums)
-        finally:
-            self.choose(chosen)
+        alone = [spec.with_only(other) for other in spec.args[1:]]
+        _, unfit = self.settle([*filter(is_vim, self._combinations), *alone])
         return {part.args[1] if part in alone else part: why for part, why in unfit.items()}
-
-    def choose(self, combinations: list[Spec]) -> None:
-        """Settle only these combinations from now on."""
-        self._combinations = combinations
 
     def _vim_scale(self, spec: Spec) -> Tensor:
         mean, terms = self._moments["all"].mean, self._of_all_rows
@@ -359,21 +354,20 @@ class SecondPass:
         form, (_, columns) = _linear_form(s2, parameters), self._rows.rows()
         return columns["values"] @ columns["values"].new_tensor([form.get(name, 0.0) for name in self._terms])
 
-    def sample(self, parameters: Parameters) -> dict[str, tuple[Tensor, list[Tensor]]]:
+    def sample(self, combinations: Iterable[Spec], parameters: Parameters) -> IdRows:
         """For each `bayes`, log(S1max − S1) and the S2 scores of some training rows, each left out of its fit."""
-        specs = [spec for spec in self._combinations if spec.name == "bayes" and str(spec) in parameters]
         _, columns = self._rows.rows()
         return {
             str(spec): (columns[str(spec.args[0])], [self._sampled_values(s2, parameters) for s2 in spec.args[1:]])
-            for spec in specs
+            for spec in combinations
+            if spec.name == "bayes"
         }
 
-    def standings(self, parameters: Parameters) -> Iterator[Standing]:
+    def standings(self, combinations: Iterable[Spec], parameters: Parameters) -> Iterator[Standing]:
         """Where the judging rows stand on the scale of each S2; nothing without such rows."""
         judged = self._moments["judged"]
-        fitted = [spec for spec in self._combinations if not is_vim(spec) and str(spec) in parameters]
-        for spec in fitted if judged.count else ():
-            for s2 in spec.args[1:]:
+        for spec in combinations if judged.count else ():
+            for s2 in () if is_vim(spec) else spec.args[1:]:
                 form = _linear_form(s2, parameters)
                 if self._folds and self._searching & set(form):  # judging rows may be in the bank
                     continue
@@ -381,14 +375,13 @@ class SecondPass:
                 mean, sigma = _moments_of(form, judged, list(self._terms))
                 yield Standing(s2, (mean - center) / scale, sigma / scale, judged.count)
 
-    def typical_standings(self, parameters: Parameters) -> Iterator[Standing]:
+    def typical_standings(self, combinations: Iterable[Spec], parameters: Parameters) -> Iterator[Standing]:
         """Where typical training rows stand: far from 0 if a few huge values determine μ and σ of an S2."""
-        for spec in self._combinations:
-            if str(spec) in parameters and spec.name != "bayes" and not is_vim(spec):
-                for s2 in spec.args[1:]:
-                    mean, sigma = self._spread(spec, s2, parameters)
-                    median, below = self._typical(spec, s2, parameters)
-                    yield Standing(s2, (median - mean) / sigma, below / sigma, len(self._rows))
+        for spec in combinations:
+            for s2 in () if spec.name == "bayes" or is_vim(spec) else spec.args[1:]:
+                mean, sigma = self._spread(spec, s2, parameters)
+                median, below = self._typical(spec, s2, parameters)
+                yield Standing(s2, (median - mean) / sigma, below / sigma, len(self._rows))
 
     def _resolution(self, term: str) -> float:
         leaf = self._terms[term]

@@ -13,15 +13,17 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_type, differences, dtype_name
+from sirc._utils.files import content_digest
+from sirc._utils.precision import exact
 from sirc._utils.text import quoted
 from sirc.outputs import Head, Outputs
 from sirc.scores import registry
 from sirc.scores.blocks import unit
 from sirc.scores.evaluator import needed_leaves
-from sirc.scores.fitting.row_marks import RowMarks
+from sirc.scores.fitting.row_marks import empty_sample, mark_rows
 from sirc.scores.fitting.rows import RowBuffer, checksums
 from sirc.scores.fitting.second_pass import check_bank, each_or_why, evidence_of, fitted_combinations, fitted_terms
-from sirc.scores.fitting.unfit import HEAD_WAY, missing_labels, without_a_fold
+from sirc.scores.fitting.unfit import HEAD_WAY, missing_labels
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, part_of, under
 from sirc.scores.scorer import check_features, check_specs, learns
@@ -47,6 +49,7 @@ class FitState:
     index.
     """
 
+    @exact  # what is made in a caller's inference mode could not be changed
     def __init__(
         self,
         specs: str | Sequence[str],
@@ -65,19 +68,21 @@ class FitState:
         self.choose(specs)
         self.count = 0
         self.checksums = torch.zeros(2, dtype=torch.float64, device="cpu")
-        self.marks = RowMarks() if learns(self.parsed) else None
+        self.learns = learns(self.parsed)  # only then are the rows marked
+        self.marks = empty_sample()
         self._evidence = evidence_of(self.leaves)
-        self._samples_rows = not self._evidence.isdisjoint({"bank", "sample"})
+        self._keeps_bank = not self._evidence.isdisjoint({"bank", "sample"})
         self._keeps_logits = one_pass and bool(self.combinations)
         self._keeps_features = bool(self._evidence) or any(
             "features" in registry.get(leaf.name).needs for leaf in needed_leaves(self.combinations)
         )
-        self.reservoir = Reservoir(BANK_SIZE) if self._samples_rows or self._keeps_logits else None
+        self._keeps_rows = self._keeps_bank or self._keeps_logits
+        self.reservoir = Reservoir(BANK_SIZE)
         self._sample: tuple[Tensor, dict[str, Tensor]] | None = None
         self._folds: list[FeatureMoments] = []
         self._rows: dict[str, Any] = {}  # the type and the width of those read
         self._indexed = False
-        self._buffer = RowBuffer(self._consume, self._copy)
+        self._buffer = RowBuffer(self._consume)
 
     def choose(self, specs: str | Sequence[str]) -> None:
         """Fit these specs: all at first, fewer if some turn out to be unfit."""
@@ -120,7 +125,9 @@ class FitState:
     @property
     def folds(self) -> int:
         """The number of folds for the rows read so far; 0 is in sample."""
-        return self.crossfit if self.crossfit != "auto" else _FOLDS if self.scarce else 0
+        if self.crossfit == "auto":
+            return _FOLDS if self.scarce else 0
+        return self.crossfit
 
     def update(self, outputs: Outputs, index: ArrayLike | None = None) -> None:
         """Read rows; `index` holds their dataset indices, by default those that follow the rows so far."""
@@ -129,16 +136,17 @@ class FitState:
         if index is None:
             index = torch.arange(self.count, self.count + len(outputs), device="cpu")
         places = as_tensor("index", index).cpu()
-        if places.shape != (len(outputs),) or places.is_floating_point():
+        if places.shape != (len(outputs),) or places.is_floating_point() or places.dtype == torch.bool:
             raise ValueError(
                 f"`index` must give one whole number for each of the {len(outputs)} rows; got {places.dtype} of shape "
                 f"{tuple(places.shape)}"
             )
+        places = places.to(torch.int64)
         self.count += len(outputs)
-        if self.marks is not None:
-            self.marks.update(places, outputs.logits)
-        if self._evidence or self.reservoir is not None:
-            self._buffer.add(places, outputs)
+        if self.learns:
+            mark_rows(self.marks, places, outputs.logits)
+        if self._evidence or self._keeps_rows:
+            self._buffer.add(places, self._needed(outputs))
 
     def check_batch(self, outputs: Outputs) -> None:
         """Require the features and labels that the specs need, and rows like those before."""
@@ -165,19 +173,18 @@ class FitState:
         """Process the rows that wait in the buffer."""
         self._buffer.flush()
 
-    def _copy(self, outputs: Outputs) -> Outputs:
-        """A copy of the columns that will be used."""
-        logits = outputs.logits.clone() if self._keeps_logits else outputs.logits[:, :1].clone()
-        features = outputs.features.clone() if self._keeps_features and outputs.features is not None else None
-        labels = outputs.labels.clone() if counts_classes(self._evidence) and outputs.labels is not None else None
-        return Outputs._trusted(logits, features, labels)
+    def _needed(self, outputs: Outputs) -> Outputs:
+        """The columns that will be used."""
+        logits = outputs.logits if self._keeps_logits else outputs.logits[:, :1]
+        features = outputs.features if self._keeps_features else None
+        return Outputs._trusted(logits, features, outputs.labels if counts_classes(self._evidence) else None)
 
     def _consume(self, index: Tensor, outputs: Outputs) -> None:
         features, self._sample = outputs.features, None
         self.checksums += checksums(index, outputs)
-        if self.reservoir is not None:
+        if self._keeps_rows:
             columns = {"logits": outputs.logits} if self._keeps_logits else {}
-            if features is not None and self._keeps_features:
+            if features is not None:
                 columns["features"] = features
             if self._keeps_logits and counts_classes(evidence_of(self.held_out)) and outputs.labels is not None:
                 columns["labels"] = outputs.labels
@@ -222,10 +229,10 @@ class FitState:
                 "fitters merge when their `scod` has the same witnesses; the rows of one have labels or features that "
                 "those of the other lack"
             )
-        if not _same_head(self.head, other.head):
+        if self.head is not other.head and head_digest(self.head) != head_digest(other.head):
             raise ValueError("fitters merge when they have the same head; one has none, or their weights differ")
         indexed = self._indexed and other._indexed
-        if self.count and other.count and not indexed and (self.crossfitted or self.reservoir is not None):
+        if self.count and other.count and not indexed and (self.crossfitted or self._keeps_rows):
             raise ValueError(
                 "fitters with different rows merge when each row came with its place in the dataset, from which its "
                 "fold follows: pass `update(batch, index=…)`"
@@ -237,10 +244,8 @@ class FitState:
         self.count += other.count
         self.checksums += other.checksums
         self._sample = None
-        if self.marks is not None and other.marks is not None:
-            self.marks.add(*other.marks.sample())
-        if self.reservoir is not None and other.reservoir is not None:
-            self.reservoir.merge(other.reservoir)
+        self.marks.merge(other.marks)
+        self.reservoir.merge(other.reservoir)
         if not self._folds:
             self._folds = [self._empty_moments() for _ in other._folds]
         if other._folds and len(self._folds) != len(other._folds):
@@ -265,12 +270,8 @@ class FitState:
         for i, moments in enumerate(self._folds):
             for part, sums in moments.items():
                 tensors |= {f"fold {i} {part} {name}": x for name, x in sums.save().items()}
-        if self.reservoir is not None:
-            index, columns = self.reservoir.rows()
-            tensors |= {"row index": index} | {f"row {name}": x for name, x in columns.items()}
-        if self.marks is not None:
-            tensors["mark index"], tensors["mark values"] = self.marks.sample()
-        return tensors
+        tensors |= {f"row {name}": x for name, x in self.reservoir.save().items()}
+        return tensors | {f"marked {name}": x for name, x in self.marks.save().items()}
 
     def load(self, tensors: Mapping[str, Tensor], device: torch.device) -> Self:
         """Fill this empty state with the tensors that another saved, on `device`; returns itself."""
@@ -284,17 +285,14 @@ class FitState:
                 saved = under(f"fold {i} {part} ", tensors, device)
                 moments[part] = Moments.load(saved, second=kept.second, classes=kept.classes)
             self._folds.append(moments)
-        columns = under("row ", tensors, device)
-        if self.reservoir is not None and len(index := columns.pop("index")):
-            self.reservoir.update(index, columns)
-        if self.marks is not None:
-            self.marks.add(tensors["mark index"].cpu(), tensors["mark values"])
+        self.reservoir.load(under("row ", tensors, device))
+        self.marks.load(under("marked ", tensors, torch.device("cpu")))
         return self
 
     def sample(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """The dataset indices and the columns of the rows in the reservoir, if there is one."""
+        """The dataset indices and the columns of the rows in the reservoir."""
         if self._sample is None:
-            self._sample = (torch.empty(0, device="cpu"), {}) if self.reservoir is None else self.reservoir.rows()
+            self._sample = self.reservoir.rows()
         return self._sample
 
     def evidence(self, val: Outputs | None, without_fold: int | None = None) -> Evidence:
@@ -303,8 +301,10 @@ class FitState:
         `without_fold=folds` leaves out the judging rows, which are part of the first fold.
         """
         index, columns = self.sample()
-        bank = columns.get("features") if self._samples_rows else None
-        left_out = [] if without_fold is None else [without_fold] if without_fold else [0, self.folds]
+        bank = columns.get("features") if self._keeps_bank else None
+        left_out = [] if without_fold is None else [without_fold]
+        if without_fold == 0:
+            left_out.append(self.folds)
         folds = [fold for number, fold in enumerate(self._folds) if number not in left_out]
         moments = _union(folds) if folds else {}
         if without_fold is not None:
@@ -322,13 +322,9 @@ class FitState:
 
     def solve_without(self, fold: int, val: Outputs | None) -> tuple[Parameters, dict[Spec, str]]:
         """The parameters of scores that need folds, fitted without one fold, and why some have none."""
-        evidence = self.evidence(val, without_fold=fold)
-
-        def solve_leaf(leaf: Spec) -> dict[str, Tensor]:
-            with without_a_fold(self.folds):
-                return solve(leaf, evidence)
-
-        return each_or_why(self.crossfitted, solve_leaf)
+        found, unfit = each_or_why(self.crossfitted, partial(solve, evidence=self.evidence(val, without_fold=fold)))
+        advice = f"Cross-fitting leaves one of {self.folds} folds out; `crossfit=0` leaves none"
+        return found, {leaf: f"{why}. {advice}" for leaf, why in unfit.items()}
 
 
 def check_crossfit(crossfit: Crossfit) -> Crossfit:
@@ -402,8 +398,9 @@ def _check_solved(score: registry.Score, found: object) -> None:
     )
 
 
-def _same_head(mine: Head | None, theirs: Head | None) -> bool:
-    if mine is None or theirs is None:
-        return mine is theirs
-    pairs = ((mine.weight, theirs.weight), (mine.bias, theirs.bias))
-    return all(a is b or (a is not None and b is not None and torch.equal(a, b.to(a))) for a, b in pairs)
+def head_digest(head: Head | None) -> str:
+    """A checksum of a head's weight and bias, for any floating type and device."""
+    if head is None:
+        return "none"
+    values = {"weight": head.weight, "bias": head.bias}
+    return content_digest({name: value.double() for name, value in values.items() if value is not None}, {})[:12]

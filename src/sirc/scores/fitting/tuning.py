@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import TypeAlias
 
@@ -17,15 +18,13 @@ from sirc.scores import bayes, combine, registry
 from sirc.scores.evaluator import Evaluator, needed_leaves, reads_features
 from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, id_share, spread
 from sirc.scores.fitting.rows import OutputsLike, indexed_batches
-from sirc.scores.fitting.second_pass import each_or_why
+from sirc.scores.fitting.second_pass import IdRows, each_or_why
 from sirc.scores.id_quantiles import id_quantiles
 from sirc.scores.moments import Parameters
 from sirc.scores.needs import Needs
 from sirc.scores.scorer import Scorer, check_values, missing_features
 from sirc.scores.spec import Spec
 
-IdRows: TypeAlias = Mapping[str, tuple[Tensor, list[Tensor]]]
-"""For each `bayes`, log(S1max − S1) and the S2 scores of some ID rows."""
 _Numbers: TypeAlias = dict[str, Tensor | Sequence[float]]
 _ALL_ID = 0.99  # with a larger estimated ID share there are no OOD rows to learn from
 _ERRORS = 3.0  # standard errors that the share must lie below 1; no fewer, as it is the smallest of many ratios
@@ -54,7 +53,9 @@ class Tuning:
                 "`val` is needed beside `ood` or `unlabelled`: `bayes` learns how OOD rows differ from held-out ID "
                 "rows. Pass `fit(…, val=sirc.Outputs(logits, features, labels))`"
             )
-        ood_sets = ood if isinstance(ood, Mapping) and "logits" not in ood else {} if ood is None else {"ood": ood}
+        ood_sets = {} if ood is None else {"ood": ood}
+        if isinstance(ood, Mapping) and "logits" not in ood:
+            ood_sets = {**ood}
         sets = {} if val is None else {"val": _read("val", val)}
         for name, data in ood_sets.items():
             sets[f"ood[{quoted(name)}]"] = _read(f"ood[{quoted(name)}]", data)
@@ -95,20 +96,14 @@ class Tuning:
 
     def options(self, specs: Sequence[Spec]) -> Parameters:
         """The options of scores that are tuned on validation rows; those given in a spec are not tuned."""
-        if self.val is None or self.val.labels is None:
+        if self.val is None:
             return {}
-        options: Parameters = {}
-        chosen: dict[object, dict[str, float]] = {}
+        val, options = self.val, Parameters()
+        tuned = cache(lambda tune: _tensors(tune(val.logits, val.labels)))  # scores that share a rule share its result
         for leaf in needed_leaves(specs):
             tune = registry.get(leaf.name).tune
-            if tune is None or leaf.options:
-                continue
-            if tune not in chosen:  # scores that share a rule share its result
-                chosen[tune] = tune(self.val.logits, self.val.labels)
-            options[str(leaf)] = {
-                name: torch.tensor([float(value)], dtype=torch.float64, device="cpu")
-                for name, value in chosen[tune].items()
-            }
+            if tune is not None and not leaf.options:
+                options[str(leaf)] = tuned(tune)
         return options
 
     def combinations(self, scorer: Scorer, id_rows: IdRows) -> tuple[Parameters, dict[Spec, str]]:
@@ -144,10 +139,7 @@ class Tuning:
             return {**numbers, "risks": risks, "levels": levels, "marks": marks}
 
         def tune(part: Spec) -> dict[str, Tensor]:
-            numbers = {
-                key: torch.as_tensor(value, dtype=torch.float64, device="cpu").reshape(-1)
-                for key, value in numbers_of(part).items()
-            }
+            numbers = _tensors(numbers_of(part))
             for evaluator in columns.values():  # a `both` may contain this part
                 evaluator.learn(part, {**scorer.parameters.get(str(part), {}), **numbers})
             return numbers
@@ -255,6 +247,10 @@ def _share_of_id(val: Tensor, mixed: Tensor, spec: Spec) -> float:
             f"of the {len(mixed)} rows are like those of `val`. Leave it out, or pass more rows as met in use"
         )
     return share
+
+
+def _tensors(numbers: Mapping[str, Tensor | Sequence[float] | float]) -> dict[str, Tensor]:
+    return {key: torch.as_tensor(x, dtype=torch.float64, device="cpu").reshape(-1) for key, x in numbers.items()}
 
 
 def _equal_weights(terms: Tensor) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import registry
@@ -19,18 +18,18 @@ HEAD_WAY = "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(layer.
 
 def unmet(
     specs: Sequence[Spec], *, head: bool, val: bool, rows: Outputs | OutputStore | None, whole: bool
-) -> dict[str, str]:
-    """The specs that cannot be fitted, by their canonical text, each with the reason.
+) -> dict[Spec, str]:
+    """The specs that cannot be fitted, each with the reason.
 
     `head` and `val` say whether these are given; `rows` are training rows, if any are known; `whole` says whether they
     are all training rows.
     """
     needs = Needs.of(specs)
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[Spec, list[str]] = {}
 
     def note(wanting: Sequence[Spec], reason: str) -> None:
-        for spec in using(specs, wanting):
-            reasons.setdefault(str(spec), []).append(reason)
+        for spec in containing(specs, wanting):
+            reasons.setdefault(spec, []).append(reason)
 
     if needs.head and not head:
         needed = f"`head` is needed for {_quoted(needs.head)}: the weight and bias of the final linear layer"
@@ -50,11 +49,11 @@ def unmet(
             try:
                 _check_rows(spec, len(rows))
             except ValueError as error:
-                reasons.setdefault(str(spec), []).append(str(error))
+                reasons.setdefault(spec, []).append(str(error))
     return {spec: ". ".join(why) for spec, why in reasons.items()}
 
 
-def using(specs: Iterable[Spec], parts: Iterable[Spec]) -> list[Spec]:
+def containing(specs: Iterable[Spec], parts: Iterable[Spec]) -> list[Spec]:
     """The specs that contain any of these parts, by their text: a `scod` of fewer witnesses is the same part."""
     wanted = {str(part) for part in parts}
     return [spec for spec in specs if not wanted.isdisjoint(map(str, all_parts(spec)))]
@@ -80,15 +79,6 @@ def missing_labels(leaves: Iterable[Spec]) -> str:
         f"labels are needed to fit {_quoted(leaves)}: the class of each training row. "
         "Give `labels`; in Python `Outputs(logits, features, labels)`"
     )
-
-
-@contextmanager
-def without_a_fold(folds: int) -> Iterator[None]:
-    """Add to the text of an error that a fold was left out."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{error}. Cross-fitting leaves one of {folds} folds out; `crossfit=0` leaves none") from None
 
 
 def _check_rows(spec: Spec, rows: int) -> None:

@@ -62,15 +62,11 @@ def held_out_mahalanobis(
 
     A class whose only row is left out does not count.
     """
-    names = ("center", "whitener", "means")
-    inverse = _relative_inverse(parameters["whitener"])
+    center, whitener, means = (parameters[name] for name in ("center", "whitener", "means"))
+    cast = _caster(center, whitener, means, _relative_inverse(whitener))
     count = moments.class_count
     place = (count > 0).cumsum(0) - 1
     rows = moments.count
-
-    @cache
-    def cast(dtype: torch.dtype) -> list[Tensor]:
-        return [x.to(dtype) for x in (*(parameters[name] for name in names), inverse)]
 
     def nearest(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         center, whitener, means, inverse = cast(features.dtype)
@@ -95,16 +91,12 @@ def held_out_mahalanobis(
         elsewhere = removal.squared_length(x.sub_(means[chosen]))
         return torch.where(chosen == own, at_own, elsewhere) * ((1 - rows) / rows), removal.left
 
-    return _precise(nearest, rows, len(inverse))
+    return _precise(nearest, rows, whitener.shape[1])
 
 
 def background_distances(moments: Moments, center: Tensor, whitener: Tensor) -> Callable[[Tensor], Tensor]:
     """The squared distance of training rows to the mean of all rows, under their covariance."""
-    rows, inverse = moments.count, _relative_inverse(whitener)
-
-    @cache
-    def cast(dtype: torch.dtype) -> list[Tensor]:
-        return [x.to(dtype) for x in (center, whitener, inverse)]
+    rows, cast = moments.count, _caster(center, whitener, _relative_inverse(whitener))
 
     def distance(features: Tensor) -> tuple[Tensor, Tensor]:
         center, whitener, inverse = cast(features.dtype)
@@ -142,14 +134,11 @@ def squared_part_outside(
     from_x = 2 * it / (1 - it)
     resolvent = 1 / (((values - x) / x)[:, None] - from_x)
     table = torch.cat((resolvent.real, resolvent.imag), 1)
-
-    @cache
-    def cast(dtype: torch.dtype) -> Tensor:
-        return vectors.to(dtype)
+    cast = _caster(vectors)
 
     def part(features: Tensor) -> Tensor:
         y = offset(features)  # in the working type, which suffices: no term is larger than c²/x
-        square = (y @ cast(y.dtype)).double().square_().div_(rows * x)
+        square = (y @ cast(y.dtype)[0]).double().square_().div_(rows * x)
         g = torch.complex(*(square @ table).chunk(2, 1))
         return ((g / (g - 1) * (1 + from_x)).real @ weight).clamp_min_(0) * (rows * x)
 
@@ -175,6 +164,11 @@ def _precise(formula: Callable[..., tuple[Tensor, Tensor]], rows: int, features:
         return found.index_copy(0, hard, formula(features_[hard].double(), *(x[hard] for x in columns))[0])
 
     return values
+
+
+def _caster(*parameters: Tensor) -> Callable[[torch.dtype], list[Tensor]]:
+    """A function that returns the parameters in a working type; it converts them once for each type."""
+    return cache(lambda dtype: [x.to(dtype) for x in parameters])
 
 
 def _relative_inverse(whitener: Tensor) -> Tensor:
