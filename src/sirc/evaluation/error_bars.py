@@ -65,44 +65,37 @@ _FEW, _FAR = 12, 0.9  # error bars fall short for fewer negatives than this with
 
 
 @final
-@dataclass(frozen=True)
 class Request:
     """The figures that get error bars, at one α and β, and the method."""
 
-    ev: Evaluation
-    """With only the requested scores, at this α and β."""
-    negatives: list[str]
-    with_id: bool
-    """Whether metrics of the ID data, such as the error, are requested too."""
-    method: Method
-    draws: int
-    seed: int
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         ev: Evaluation,
-        alpha: float,
-        beta: float,
-        scores: Sequence[str],
+        scores: Sequence[str] | None,
         negatives: Sequence[str] | None,
+        alpha: float | None,
+        beta: float | None,
         method: Method,
         draws: int,
+        level: float,
         seed: int,
-    ) -> Request:
-        """Check the arguments of a request."""
+    ) -> None:
         check_choice("method", method, METHODS)
         wanted = ev.negatives if negatives is None else as_names(negatives)
         if not wanted:
             raise ValueError(f"wrong predictions or OOD sets are needed to compare with; this is {ev!r}")
         if unknown := [name for name in wanted if name not in ev.negatives]:
             raise ValueError(f"`negatives` must be among {', '.join(ev.negatives)}; got {quoted(unknown[0])}")
-        point = ev.only(scores)
-        point.alpha, point.beta = as_fractions("alpha", alpha), as_fractions("beta", beta)
+        self.ev = ev.only(ev._wanted(scores))
+        """With only the requested scores, at this α and β."""
+        self.ev.alpha = as_fractions("alpha", ev._one("alpha", alpha))
+        self.ev.beta = as_fractions("beta", ev._one("beta", beta))
+        self.negatives = [name for name in ev.negatives if name in wanted]
         # The stratified bootstrap draws as many errors as there are, so it does not vary their share.
-        with_id = method == "auto" and (negatives is None or WRONG in wanted)
-        kept = [name for name in ev.negatives if name in wanted]
-        return cls(point, kept, with_id, method, check_positive("draws", draws), seed)
+        self.with_id = method == "auto" and (negatives is None or WRONG in wanted)
+        """Whether metrics of the ID data, such as the error, are requested too."""
+        self.method, self.draws, self.seed = method, check_positive("draws", draws), seed
+        self.level = check_fraction("level", level)
 
     def alpha(self, negative: str) -> float:
         """The α of metrics against this negative: 1 against ID✗, where no input is OOD."""
@@ -115,9 +108,9 @@ class Request:
         return [name for name in dict.fromkeys([*self.negatives, *sets]) if name != MEAN]
 
 
-def intervals(asked: Request, level: float) -> pd.DataFrame:
+def intervals(asked: Request) -> pd.DataFrame:
     """The table with the columns `se`, `low`, `high` and `method`."""
-    level = check_fraction("level", level)
+    level = asked.level
     frame, errors = _measured(asked, None)
     known = ~np.isnan(errors[:, 0])
     error, low, high = np.sqrt(errors[:, 0]), *np.full((2, len(frame)), np.nan)
@@ -144,11 +137,10 @@ def intervals(asked: Request, level: float) -> pd.DataFrame:
     return frame.assign(se=error, low=low, high=high, method=method)
 
 
-def compare(asked: Request, baseline: str, level: float) -> pd.DataFrame:
+def compare(asked: Request, baseline: str) -> pd.DataFrame:
     """The rows of the other scores, with the columns `difference`, `se`, `low`, `high`, `wins` and `method`."""
     from scipy.special import ndtr
 
-    level = check_fraction("level", level)
     frame, errors = _measured(asked, baseline)
     keys = list(zip(frame["negative"], frame["metric"], strict=True))
     rows = {key: row for row, (key, score) in enumerate(zip(keys, frame["score"], strict=True)) if score == baseline}
@@ -157,7 +149,7 @@ def compare(asked: Request, baseline: str, level: float) -> pd.DataFrame:
     difference = value - value[against]
     sign = np.array([-1.0 if lower_is_better(metric) else 1.0 for metric in frame["metric"]])
     known, error = ~np.isnan(errors[:, 0]), np.sqrt(errors[:, 0])
-    low, high = difference_interval(difference, _unpacked(errors)[0], level)
+    low, high = difference_interval(difference, _unpacked(errors)[0], asked.level)
     with np.errstate(divide="ignore", invalid="ignore"):
         wins = np.where(np.abs(difference) <= _ROUNDING, 0.5, ndtr(sign * difference / error))
     if (rest := np.flatnonzero(~known & (frame["score"] != baseline).to_numpy())).size:
@@ -166,7 +158,7 @@ def compare(asked: Request, baseline: str, level: float) -> pd.DataFrame:
         equal = np.abs(off) <= EQUAL * np.maximum(np.abs(own), np.abs(other))
         wins[rest] = ((off * sign[rest, None] > 0) & ~equal).mean(1) + equal.mean(1) / 2
         error[rest] = off.std(1, ddof=1) if asked.draws > 1 else np.nan
-        low[rest], high[rest] = _percentiles(off, level)
+        low[rest], high[rest] = _percentiles(off, asked.level)
     method = np.where(known, "analytic", "bootstrap")
     frame = frame.assign(difference=difference, se=error, low=low, high=high, wins=wins, method=method)
     return frame[frame["score"] != baseline].reset_index(drop=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+from typing import TYPE_CHECKING, Unpack, final, overload
 
 import pandas as pd
 import torch
@@ -182,12 +182,24 @@ class Evaluation(Tabulated):
 
     def _samples(self, score: str, negative: str) -> tuple[list[Tensor], Tensor | None]:
         """The confidences of ID✓, ID✗ and OOD, and the weights of the OOD samples where these differ."""
-        inside = self.confidences[score]
-        values = [self.ood[name][score] for name in self._members(negative)]
+        right, wrong, sets = self._groups(score, negative)
         weights = None
-        if self.pool == "datasets" and len(values) > 1:
-            weights = torch.cat([torch.full((len(v),), 1 / len(v), dtype=torch.float64) for v in values])
-        return [inside[self.correct], inside[~self.correct], torch.cat([inside[:0], *values])], weights
+        if self.pool == "datasets" and len(sets) > 1:
+            weights = torch.cat([torch.full((len(v),), 1 / len(v), dtype=torch.float64) for v in sets.values()])
+        return [right, wrong, torch.cat([right[:0], *sets.values()])], weights
+
+    def _placed(self, score: str, negative: str) -> Placed:
+        return Placed(*self._groups(score, negative), equal_sets=self.pool == "datasets")
+
+    def _groups(self, score: str, negative: str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The confidences of ID✓, of ID✗, and of each OOD set of a negative."""
+        right, wrong = (self.confidences[score].index_select(0, rows) for rows in self._right_and_wrong)
+        return right, wrong, {name: self.ood[name][score] for name in self._members(negative)}
+
+    @cached_property
+    def _right_and_wrong(self) -> tuple[Tensor, Tensor]:
+        """The rows of ID✓ and of ID✗."""
+        return self.correct.nonzero()[:, 0], (~self.correct).nonzero()[:, 0]
 
     def intervals(
         self,
@@ -208,7 +220,8 @@ class Evaluation(Tabulated):
         a stratified `bootstrap`. With `method="bootstrap"` all have, and metrics of the ID data are left out.
         `scores` and `negatives` select rows.
         """
-        return error_bars.intervals(self._request(alpha, beta, scores, negatives, method, draws, seed), level)
+        asked = error_bars.Request(self, scores, negatives, alpha, beta, method, draws, level, seed)
+        return error_bars.intervals(asked)
 
     def compare(
         self,
@@ -240,14 +253,8 @@ class Evaluation(Tabulated):
         """
         self._check_score(baseline)
         chosen = None if scores is None else list(dict.fromkeys([*as_names(scores), baseline]))
-        return error_bars.compare(self._request(alpha, beta, chosen, negatives, method, draws, seed), baseline, level)
-
-    def _request(
-        self, alpha: float | None, beta: float | None, scores: Sequence[str] | None, *rest: Any
-    ) -> error_bars.Request:
-        return error_bars.Request.of(
-            self, self._one("alpha", alpha), self._one("beta", beta), self._wanted(scores), *rest
-        )
+        asked = error_bars.Request(self, chosen, negatives, alpha, beta, method, draws, level, seed)
+        return error_bars.compare(asked, baseline)
 
     def assumptions(self, scorer: Scorer | None = None, *, level: float = 0.95) -> Assumptions:
         """Whether SIRC's premise holds for each `sirc(S1, S2)` whose S1 and S2 are among the scores too.
@@ -277,16 +284,6 @@ class Evaluation(Tabulated):
         from sirc.report.page import report
 
         return report(self, path, title=title, notes=notes, overwrite=overwrite)
-
-    def _placed(self, score: str, negative: str) -> Placed:
-        right, wrong = (self.confidences[score].index_select(0, rows) for rows in self._right_and_wrong)
-        sets = {name: self.ood[name][score] for name in self._members(negative)}
-        return Placed(right, wrong, sets, equal_sets=self.pool == "datasets")
-
-    @cached_property
-    def _right_and_wrong(self) -> tuple[Tensor, Tensor]:
-        """The rows of ID✓ and of ID✗."""
-        return self.correct.nonzero()[:, 0], (~self.correct).nonzero()[:, 0]
 
     def _ranked(self, score: str) -> Callable[[str], Ranking]:
         """A function that ranks one score; on the CPU, ID and each OOD set are sorted once for all negatives."""

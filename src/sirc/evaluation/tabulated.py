@@ -78,6 +78,11 @@ class Tabulated(ABC):
         return [*self.sets, MEAN, POOLED, *self.groups] if self.sets else []
 
     @property
+    def _usual_negative(self) -> str:
+        """The negative of curves and figures that name none: all OOD data, or ID✗ where there is none."""
+        return POOLED if self.sets else WRONG
+
+    @property
     def table(self) -> pd.DataFrame:
         """Every metric: score, negative, metric, alpha, beta (NaN if the metric has none), value (a fraction).
 
@@ -111,7 +116,7 @@ class Tabulated(ABC):
             [0.188, 0.107, 0.039]
         """
         a, b = as_fractions("alphas", alphas), as_fractions("betas", betas)
-        wanted = ([POOLED, *self.groups] if self.sets else [WRONG]) if groups is None else as_names(groups)
+        wanted = [self._usual_negative, *self.groups] if groups is None else as_names(groups)
         if not wanted:
             raise ValueError("a sweep is for at least one group; got none")
         index = pd.MultiIndex.from_product([a.tolist(), b.tolist()], names=["alpha", "beta"])
@@ -136,7 +141,7 @@ class Tabulated(ABC):
         scores: Sequence[str] | None = None,
     ) -> dict[str, Curve]:
         """The curve of each score, by default with all OOD data; `risk_coverage` also has the `oracle`'s."""
-        negative = (POOLED if self.sets else WRONG) if negative is None else negative
+        negative = self._usual_negative if negative is None else negative
         check_choice("kind", kind, ("risk_recall", "risk_coverage"))
         a, b = self._one("alpha", alpha), self._one("beta", beta)
         wanted = self._wanted(scores)

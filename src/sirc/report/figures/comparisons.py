@@ -86,7 +86,7 @@ def separation(evaluation: Evaluation, scores: Sequence[str], *, negative: str |
     wanted, at = as_names(scores), evaluation.recall
     if not 1 <= len(wanted) <= len(_DASHES):
         raise ValueError(f"`scores` must be 1 to {len(_DASHES)} scores, to be told apart; got {len(wanted)}.")
-    negative = negative or (POOLED if evaluation.ood else WRONG)
+    negative = negative or evaluation._usual_negative
     rankings = {score: evaluation.ranking(score, negative) for score in wanted}
     counts = {"wrong": rankings[wanted[0]].num_wrong, "ood": rankings[wanted[0]].num_ood}
     shown = [pairs for panel in _PANELS if (pairs := [pair for pair in panel if counts[pair[1]]])]
@@ -132,7 +132,7 @@ def risks(
         'All OOD,  α = 0.7,  β = 0.5'
     """
     wanted, at = as_names(scores), evaluation.recall
-    negative = negative or (POOLED if evaluation.ood else WRONG)
+    negative = negative or evaluation._usual_negative
     a = 1.0 if alpha is None and not evaluation.ood else _single(alpha, evaluation.alpha)
     b = _single(beta, evaluation.beta)
     covered = evaluation.curves("risk_coverage", negative=negative, alpha=a, beta=b, scores=wanted)
