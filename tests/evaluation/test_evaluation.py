@@ -401,10 +401,12 @@ OOD = {"x": {"s": [2.0, 0]}}
         ),
         ({"scorer": ID, "ood": {"x": {"t": [1.0]}}}, "scores of the ID data, s; got only t"),
         ({"scorer": ID, "ood": {"x": {}}}, "scores of the ID data, s; got only none"),
+        ({"scorer": ID, "ood": {"x": {1: [1.0]}}}, "scores of the ID data, s; got only 1"),
         ({"scorer": ID, "ood": {"x": {"s": []}}}, r"OOD set 'x' must have the same samples, at least one.*got \[0\]"),
         ({"scorer": ID, "ood": {"x": {"s": [math.nan]}}}, r"`ood\['x'\]\['s'\]` must not hold NaN"),
         ({"scorer": ID, "ood": {"wrong": OOD["x"]}}, "'wrong' has its own meaning in the table"),
         ({"scorer": ID, "ood": {"pooled": OOD["x"]}}, "'pooled' has its own meaning"),
+        ({"scorer": ID, "ood": {"correct": OOD["x"]}}, "'correct' has its own meaning"),  # its size is that of ID✓
         ({"scorer": ID, "ood": OOD, "groups": {"OOD mean": ["x"]}}, "'OOD mean' has its own meaning"),
         ({"scorer": ID, "ood": OOD, "groups": {"x": ["x"]}}, "'x' names both an OOD set and a group"),
         ({"scorer": ID, "groups": {"G": ["x"]}}, r"must be a list of OOD sets, of which there are none; got \['x'\]"),

@@ -18,7 +18,6 @@ from sirc._utils.text import quoted
 from sirc.evaluation.error_bars import EQUAL, FEWEST, METHODS, Method
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.inputs import (
-    POOLED,
     WRONG,
     AnyOutputs,
     ConfidenceArrays,
@@ -27,7 +26,6 @@ from sirc.evaluation.inputs import (
     as_names,
     as_sets,
     check_fresh,
-    check_groups,
     check_level,
     id_confidences,
     json_rows,
@@ -187,7 +185,7 @@ def select(
         values: Floats = torch.stack(grids).numpy()
         return values
 
-    values = measured(POOLED if ev.ood else WRONG)
+    values = measured(ev._usual_negative)
     scale = _scale(values, sizes["correct"] / len(ev.correct), a, b, relative)
     how, draw_values = _drawn(ev, loss, recall, a, b, values, relative, method, draws, seed)
     regret, drawn = regrets(values, scale), summary(regrets(draw_values, scale), by)
@@ -256,7 +254,7 @@ def _drawn(
     """The method, and random draws of the values, (draws, scores, α, β)."""
     fewest = min(ev.sizes.values())
     enough = method == "auto" and loss.derivative and fewest >= FEWEST
-    placed = [ev._placed(score, POOLED if ev.ood else WRONG) for score in ev.scores] if enough else []
+    placed = [ev._placed(score, ev._usual_negative) for score in ev.scores] if enough else []
     if placed and ("recall" not in loss.parameters or all(resolved(one.ranking, recall) for one in placed)):
         covaried = covariance(placed, loss, "ood" if ev.ood else "wrong", recall, alpha)
         return "analytic", normal_draws(values, covaried, fewest - 1, beta, relative, draws, seed)
@@ -298,7 +296,6 @@ def _candidates(
             check_fresh(scorer, name, data)
     confidences, correct = id_confidences(scorer, val, wanted, "val")
     sets = ood_confidences(scorer, ood, wanted)
-    check_groups({}, list(sets), also_taken=("correct",))
     return Evaluation(confidences, correct, sets, pool=pool)
 
 
