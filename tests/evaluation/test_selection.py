@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import sirc
-from sirc.evaluation.selection import COLUMNS
 from sirc.evaluation.selection.regret import contenders, intervals, wins
 from sirc.metrics import bootstrap, find_metric
 from sirc.metrics.bootstrap import Draws
@@ -17,6 +16,10 @@ from support.metric_reference import Mixture, repeated
 from support.tiny_study import write_short_study
 
 ALPHAS = [round(0.1 * i, 12) for i in range(1, 10)]
+COLUMNS = [
+    *("score", "worst_regret", "worst_low", "worst_high", "worst_alpha", "worst_beta"),
+    *("average_regret", "average_low", "average_high", "wins", "tied", "worst_set", "worst_set_regret"),
+]
 
 
 def made(n=600, errors=0.2, sets=(("a", 300),), shifts=None, seed=0, shared=0.5):
