@@ -188,6 +188,14 @@ def test_densities_mark_the_thresholds_of_both_tasks(evaluation):
     np.testing.assert_allclose(y[middle], reference[middle], atol=0.01 * reference.max())
 
 
+def test_densities_mark_no_threshold_where_nothing_is_accepted():
+    right = np.arange(20) % 4 > 0
+    ev = sirc.evaluate({"msp": (np.arange(20.0), right)}, ood={"far": {"msp": np.arange(9.0)}}, recall=0)
+    figure = figures.densities(ev, "msp")
+    assert not [line for axes in figure.axes for line in axes.lines if len(set(line.get_xdata())) == 1]
+    assert "OOD|ID 0.0%" in " ".join(texts(figure))
+
+
 def test_a_density_has_the_mass_of_its_samples():
     values = np.random.default_rng(0).normal(size=2000)
     grid = np.linspace(-8, 8, 400)

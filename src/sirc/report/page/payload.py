@@ -163,9 +163,8 @@ def _check_alike(runs: Sequence[Run]) -> None:
 
 def _groups(evaluation: Evaluation, score: str) -> list[Floats]:
     """Give the scores of ID✓, ID✗ and each OOD set."""
-    own, right = evaluation.confidences[score].cpu().numpy(), evaluation.correct.cpu().numpy()
-    values = [own[right], own[~right], *(x[score].cpu().numpy() for x in evaluation.ood.values())]
-    return [value.astype(np.float64, copy=False) for value in values]
+    right, wrong, sets = evaluation._groups(score, evaluation._usual_negative)
+    return [value.cpu().numpy().astype(np.float64, copy=False) for value in (right, wrong, *sets.values())]
 
 
 def _drawn(look: Look) -> dict[str, str]:
