@@ -15,7 +15,7 @@ from sirc.experiment.results import RunResults
 from sirc.progress import Progress, Task
 from sirc.report import figures
 from sirc.report.figures import kernels
-from sirc.report.figures.study import compared, two
+from sirc.report.figures.study import _endings, compared, two
 from sirc.scores import registry
 from support.interpreters import python
 
@@ -293,6 +293,12 @@ def test_densities_say_on_which_scale_a_confidence_is(spec, words):
     label = drawn.axes[0].get_ylabel()
     assert words in label.replace("\n", " ")
     assert bool(words) == ("log" in label)
+
+
+def test_models_whose_names_are_alike_have_files_of_their_own():
+    assert _endings(["a"]) == [""]
+    assert _endings(["ResNet 1.5", "b"]) == ["-resnet-1-5", "-b"]
+    assert _endings(["a", "a 3", "a!", "日本"]) == ["-a", "-a-3", "-a-3-3", "-4"]
 
 
 @pytest.mark.slow

@@ -184,14 +184,11 @@ class Tabulated(ABC):
         return cells
 
     def _members(self, negative: str) -> Sequence[str]:
-        if negative == WRONG or negative in self.sets:
-            return [] if negative == WRONG else [negative]
-        if negative == POOLED and self.sets:
-            return list(self.sets)
-        if negative in self.groups:
-            return self.groups[negative]
-        known = [n for n in self.negatives if n != MEAN]
-        raise ValueError(f"`negative` must be one of {', '.join(known)}; got {quoted(negative)}")
+        pooled = {POOLED: self.sets} if self.sets else {}
+        members = {WRONG: [], **{name: [name] for name in self.sets}, **pooled, **self.groups}
+        if negative not in members:
+            raise ValueError(f"`negative` must be one of {', '.join(members)}; got {quoted(negative)}")
+        return members[negative]
 
     def _one(self, name: str, value: float | None) -> float:
         if name == "alpha" and value is None and not self.sets:

@@ -259,20 +259,16 @@ def change_table(
         >>> change_table([ev])[["score", "pair", "mean"]].iloc[1].to_dict()
         {'score': 'energy', 'pair': 'OOD|ID✓', 'mean': -0.5}
     """
-    changed: dict[tuple[str, str], list[float]] = {}
+    rows = []
     for evaluation in evaluations:
         usual = _fprs(evaluation, baseline)
         others = [name for name in (evaluation.scores if scores is None else as_names(scores)) if name != baseline]
-        fprs = {score: _fprs(evaluation, score) for score in others}
-        for pair, score in product(usual, others):
-            changed.setdefault((score, pair), []).append(fprs[score][pair] - usual[pair])
-    if not changed:
+        fprs_of = {score: _fprs(evaluation, score) for score in others}
+        rows += [(score, pair, fprs_of[score][pair] - usual[pair]) for pair, score in product(usual, others)]
+    if not rows:
         raise ValueError(f"a change needs a run, `{baseline}` and another score, and data to reject; got none.")
-    rows = [
-        (*key, float(np.mean(runs)), float(np.std(runs, ddof=1)) if len(runs) > 1 else float("nan"), len(runs))
-        for key, runs in changed.items()
-    ]
-    return pd.DataFrame(rows, columns=["score", "pair", "mean", "std", "runs"])
+    changes = pd.DataFrame(rows, columns=["score", "pair", "change"]).groupby(["score", "pair"], sort=False)["change"]
+    return changes.agg(mean="mean", std="std", runs="count").reset_index()
 
 
 def _fprs(evaluation: Evaluation, score: str) -> dict[str, float]:
