@@ -3,7 +3,7 @@
 import { blend, byId, el, setText, swatch } from "./dom.js";
 import { axis, colourOf, draw, letters, literally, theme } from "./plots.js";
 import { CELLS, CENTRES } from "./scene.js";
-import { hundredfold, mapShares, metricName, percent } from "./words.js";
+import { hundredfold, mapShares, metricName, percent, rounded } from "./words.js";
 
 const CLEAR = 0.1; // a lead of this part of the runner-up's value has the full colour
 
@@ -134,7 +134,7 @@ export function makeMap(change) {
   const move = (event) => {
     const area = plot.querySelector(".nsewdrag")?.getBoundingClientRect();
     if (!area) return;
-    const within = (value) => Number(Math.min(1, Math.max(0, value)).toFixed(2));
+    const within = (value) => rounded(Math.min(1, Math.max(0, value)), 2);
     change({ alpha: within((event.clientX - area.left) / area.width), beta: within((area.bottom - event.clientY) / area.height) });
   };
   const inside = (event) => event.target.closest?.(".nsewdrag");
