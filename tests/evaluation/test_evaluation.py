@@ -457,6 +457,8 @@ def test_a_scorers_data_must_fit_it(outputs):
     ):
         with pytest.raises(ValueError, match=words):
             sirc.evaluate(*arguments)
+    with pytest.raises(ValueError, match="`device` must be one that is there, as cpu or cuda:0; got 'attic'"):
+        sirc.evaluate(scorer, test, device="attic")
     with pytest.raises(ValueError, match="`knn` is not among the scorer's specs: msp, energy"):
         sirc.evaluate(scorer, test, scores=["knn"])
     with pytest.raises(ValueError, match="at least one score is needed, of msp, energy; got none"):
@@ -478,6 +480,9 @@ def test_a_scorers_data_must_fit_it(outputs):
         (lambda ev: ev.compare("t"), "unknown score 't'; this evaluation has s"),
         (lambda ev: ev.intervals(draws=0), "`draws` must be a whole number ≥ 1; got 0"),
         (lambda ev: ev.intervals(draws=5, level=95), "`level` must lie in"),
+        (lambda ev: ev.intervals(draws=5, seed="x"), "`seed` must be a whole number ≥ 0"),
+        (lambda ev: ev.intervals(negatives=[]), "`negatives` must be among wrong, x, OOD mean, pooled, G; got none"),
+        (lambda ev: ev.intervals(negatives=["x", "y"]), "`negatives` must be among .*; got 'y'"),
     ],
 )
 def test_bad_questions_are_refused(call, words):

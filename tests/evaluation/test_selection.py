@@ -504,6 +504,7 @@ def test_mistakes_are_answered_in_words(scorer):
         (lambda: sirc.select(confidences, ood={"pooled": ood["a"]}), "has its own meaning"),
         (lambda: sirc.select(confidences, ood={"correct": ood["a"]}), "'correct' has its own meaning"),
         (lambda: sirc.select(confidences, ood=ood, metric="auroc"), "`metric` must be"),
+        (lambda: sirc.select(confidences, ood=ood, seed="x"), "`seed` must be a whole number ≥ 0; got 'x'"),
         (lambda: sirc.select(confidences, ood=ood, metric=None), "`metric` must be .*; got None"),
         (lambda: sirc.select(confidences, ood=ood, metric="risk@0"), "`metric` must be"),
         (lambda: sirc.select(confidences, ood=ood, metric="risk@101"), "`metric` must be"),

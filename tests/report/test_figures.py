@@ -295,6 +295,13 @@ def test_densities_say_on_which_scale_a_confidence_is(spec, words):
     assert bool(words) == ("log" in label)
 
 
+def test_figures_say_what_is_wrong_with_their_arguments(evaluation):
+    with pytest.raises(ValueError, match="`alpha` must be one number; got list"):
+        figures.risks(evaluation, ["msp"], alpha=[0.1, 0.2])
+    with pytest.raises(ValueError, match="at least one score is needed; got none"):
+        figures.densities(evaluation, [])
+
+
 def test_models_whose_names_are_alike_have_files_of_their_own():
     assert _endings(["a"]) == [""]
     assert _endings(["ResNet 1.5", "b"]) == ["-resnet-1-5", "-b"]

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from sirc._utils.arrays import Floats
-from sirc._utils.checks import check_choice, check_fraction, check_positive
+from sirc._utils.checks import check_at_least, check_choice, check_fraction, check_positive
 from sirc._utils.precision import side_by_side
 from sirc._utils.text import quoted
 from sirc._utils.warn import warn
@@ -81,11 +81,12 @@ class Request:
         seed: int,
     ) -> None:
         check_choice("method", method, METHODS)
-        wanted = ev.negatives if negatives is None else as_names(negatives)
-        if not wanted:
+        if not ev.negatives:
             raise ValueError(f"wrong predictions or OOD sets are needed to compare with; this is {ev!r}")
-        if unknown := [name for name in wanted if name not in ev.negatives]:
-            raise ValueError(f"`negatives` must be among {', '.join(ev.negatives)}; got {quoted(unknown[0])}")
+        wanted = ev.negatives if negatives is None else as_names(negatives)
+        if not wanted or not set(wanted) <= set(ev.negatives):
+            got = next((quoted(name) for name in wanted if name not in ev.negatives), "none")
+            raise ValueError(f"`negatives` must be among {', '.join(ev.negatives)}; got {got}")
         self.ev = ev.only(ev._wanted(scores))
         """With only the requested scores, at this α and β."""
         self.ev.alpha = as_fractions("alpha", ev._one("alpha", alpha))
@@ -94,8 +95,8 @@ class Request:
         # The stratified bootstrap draws as many errors as there are, so it does not vary their share.
         self.with_id = method == "auto" and (negatives is None or WRONG in wanted)
         """Whether metrics of the ID data, such as the error, are requested too."""
-        self.method, self.draws, self.seed = method, check_positive("draws", draws), seed
-        self.level = check_fraction("level", level)
+        self.method, self.level = method, check_fraction("level", level)
+        self.draws, self.seed = check_positive("draws", draws), check_at_least("seed", seed, 0)
 
     def alpha(self, negative: str) -> float:
         """The α of metrics against this negative: 1 against ID✗, where no input is OOD."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
-from sirc._utils.checks import check_type, iterates
+from sirc._utils.checks import check_device, check_type, iterates
 from sirc._utils.files import PathLike
 from sirc._utils.text import quoted
 from sirc.evaluation import error_bars
@@ -105,7 +105,7 @@ def evaluate(
         >>> aurocs.round(3).to_dict()
         {'wrong': 0.667, 'noise': 0.833, 'OOD mean': 0.833, 'pooled': 0.833}
     """
-    if spill is None and torch.device(device).type != "cpu":
+    if spill is None and check_device(device).type != "cpu":
         raise ValueError(
             f"`device` is for stores that are spilled; got {device} without `spill`. Pass `spill=` too, or outputs on "
             "the device"

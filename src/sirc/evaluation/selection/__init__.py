@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, Floats
-from sirc._utils.checks import check_choice, check_positive
+from sirc._utils.checks import check_at_least, check_choice, check_positive
 from sirc._utils.text import quoted
 from sirc.evaluation.error_bars import EQUAL, FEWEST, METHODS, Method
 from sirc.evaluation.evaluation import Evaluation
@@ -164,6 +164,7 @@ def select(
     check_level(level)
     if check_positive("draws", draws) < (least := math.ceil(1 / (1 - level) - 1e-9)):
         raise ValueError(f"a level of {level:g} needs at least {least} draws; got {draws}. Use 1000")
+    seed = check_at_least("seed", seed, 0)
     a, b = _points("alpha", alpha), _points("beta", beta)
     ev = _candidates(scorer, val, ood, scores, pool)
     sizes = ev.sizes

@@ -11,6 +11,7 @@ import pandas as pd
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
+from sirc._utils.checks import check_fraction
 from sirc._utils.text import quoted
 from sirc.evaluation import ORACLE, POOLED, WRONG, Evaluation, as_fractions, as_names, combine
 from sirc.metrics import Negative, Positive, Ranking, find_metric
@@ -123,8 +124,8 @@ def risks(
     """
     wanted, at = as_names(scores), evaluation.recall
     negative = negative or evaluation._usual_negative
-    a = 1.0 if alpha is None and not evaluation.ood else _single(alpha, evaluation.alpha)
-    b = _single(beta, evaluation.beta)
+    a = 1.0 if alpha is None and not evaluation.ood else _single("alpha", alpha, evaluation.alpha)
+    b = _single("beta", beta, evaluation.beta)
     covered = evaluation.curves("risk_coverage", negative=negative, alpha=a, beta=b, scores=wanted)
     recalled = evaluation.curves("risk_recall", negative=negative, alpha=a, beta=b, scores=wanted)
     figure, axes = new_figure(1, 2, height=3.2, sharey=True)
@@ -157,10 +158,10 @@ def risks(
     return figure
 
 
-def _single(given: float | None, evaluated: Tensor) -> float:
+def _single(name: str, given: float | None, evaluated: Tensor) -> float:
     """One α or β: the one given, else the evaluation's own where it has one, else ½."""
     if given is not None:
-        return float(given)
+        return check_fraction(name, given)
     return float(evaluated[0]) if len(evaluated) == 1 else 0.5
 
 

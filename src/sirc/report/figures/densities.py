@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from sirc._utils.text import percent
-from sirc.evaluation import Evaluation, as_names, parse_or_none
+from sirc.evaluation import Evaluation, parse_or_none
 from sirc.metrics import Positive, Ranking
 from sirc.report.figures.kernels import density, span
 from sirc.report.figures.style import GROUPS, FloatArray, array, drawn, fprs, label_of, name_ood, new_figure
@@ -45,7 +45,7 @@ def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: 
         >>> len(figure.axes)  # OOD detection, and SCOD
         2
     """
-    wanted = as_names(scores)
+    wanted = evaluation._wanted(scores)
     negative = negative or evaluation._usual_negative
     figure, axes = new_figure(len(wanted), 2, height=0.55 + 1.45 * len(wanted), sharey="row")
     for row, score in zip(axes, wanted, strict=True):
