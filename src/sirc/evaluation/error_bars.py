@@ -179,8 +179,6 @@ def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Float
             spreads = _spreads(asked, own, base)
             if score == baseline:
                 base.update(own)
-            elif baseline is None:
-                _take_out_bias(asked, placed, spreads)
         rankings = {name: one.ranking for name, one in placed.items()}
         cells = ev._rows(score, shown, rankings.__getitem__ if rankings else ev._ranked(score))
         cells = [cell for cell in cells if with_id or _metric(cell[2]).per_negative]
@@ -229,10 +227,13 @@ def _unpacked(errors: Floats) -> tuple[Spread, Floats]:
 
 @dataclass(frozen=True)
 class _Own:
-    """One score's influences on each metric with a derivative, and whether there are enough samples for each."""
+    """One score's influences on each metric with a derivative."""
 
     influences: Influences
     usable: Floats
+    """For each metric, whether there are enough samples."""
+    overhang: float
+    """The bias of AURC with few samples, and of what differs from it by a constant."""
 
     @cached_property
     def grains(self) -> dict[int, float]:
@@ -257,11 +258,12 @@ def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _Own]
         fine = resolved(one.ranking, ev.recall)
         enough = [_fewest(values, metric, name) >= FEWEST for metric in metrics]
         usable = [float(a and (fine or "recall" not in m.parameters)) for a, m in zip(enough, metrics, strict=True)]
-        own[name] = _Own(values, np.array(usable))
+        own[name] = _Own(values, np.array(usable), float(overhang(one.ranking, asked.alpha(name), ev.beta)))
     if MEAN in asked.negatives:
         sets = [own[name] for name in ev.ood]
         usable = np.min([one.usable for one in sets], axis=0)
-        own[MEAN] = _Own(mean_influences([one.influences for one in sets]), usable)
+        bias = sum(one.overhang for one in sets) / len(sets)
+        own[MEAN] = _Own(mean_influences([one.influences for one in sets]), usable, bias)
     return own
 
 
@@ -304,19 +306,10 @@ def _spreads(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> 
             elif at_recall and other is not None and column[0] > 0:
                 # A share of few negatives moves in steps, which do not show where two scores agree on all of them.
                 column = even_spread(column[0] + max(one.grains[row], other.grains[row]), np.inf)
+            if other is None and metric.derivative is derivatives.aurc:
+                column[_SHIFTS] -= one.overhang
             errors[negative, metric.name] = np.append(column, [fewest, least, most, at_recall])
     return errors
-
-
-def _take_out_bias(asked: Request, placed: Mapping[str, Placed], spreads: Mapping[FigureKey, Floats]) -> None:
-    """Take the bias of few samples out of AURC, and out of what differs from it by a constant."""
-    ev = asked.ev
-    over = {name: float(overhang(placed[name].ranking, asked.alpha(name), ev.beta)) for name in asked.ranked}
-    if MEAN in asked.negatives:
-        over[MEAN] = sum(over[name] for name in ev.ood) / len(ev.ood)
-    for (negative, name), numbers in spreads.items():
-        if _metric(name).derivative is derivatives.aurc:
-            numbers[_SHIFTS] -= over[negative]
 
 
 def _drawn(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> Floats:
