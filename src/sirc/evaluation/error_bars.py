@@ -169,7 +169,7 @@ def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Float
     """The rows of the table and the `_ERRORS` of each, or of its difference to the baseline; NaN if not known."""
     ev, with_id = asked.ev, asked.with_id and baseline is None
     shown = [WRONG, *(name for name in asked.negatives if name != WRONG)] if with_id else asked.negatives
-    base: dict[str, _Own] = {}
+    base: dict[str, _ScoreInfluences] = {}
 
     def measure(score: str) -> list[tuple[Row, Floats]]:
         placed, spreads = {}, {}
@@ -226,7 +226,7 @@ def _unpacked(errors: Floats) -> tuple[Spread, Floats]:
 
 
 @dataclass(frozen=True)
-class _Own:
+class _ScoreInfluences:
     """One score's influences on each metric with a derivative."""
 
     influences: Influences
@@ -247,7 +247,7 @@ class _Own:
         return np.abs(skewness(self.influences))
 
 
-def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _Own]:
+def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _ScoreInfluences]:
     """By negative, the influences on all metrics."""
     ev, metrics = asked.ev, _with_derivative()
     own = {}
@@ -258,12 +258,12 @@ def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _Own]
         fine = resolved(one.ranking, ev.recall)
         enough = [_fewest(values, metric, name) >= FEWEST for metric in metrics]
         usable = [float(a and (fine or "recall" not in m.parameters)) for a, m in zip(enough, metrics, strict=True)]
-        own[name] = _Own(values, np.array(usable), float(overhang(one.ranking, asked.alpha(name), ev.beta)))
+        own[name] = _ScoreInfluences(values, np.array(usable), float(overhang(one.ranking, asked.alpha(name), ev.beta)))
     if MEAN in asked.negatives:
         sets = [own[name] for name in ev.ood]
         usable = np.min([one.usable for one in sets], axis=0)
         bias = sum(one.overhang for one in sets) / len(sets)
-        own[MEAN] = _Own(mean_influences([one.influences for one in sets]), usable, bias)
+        own[MEAN] = _ScoreInfluences(mean_influences([one.influences for one in sets]), usable, bias)
     return own
 
 
@@ -273,7 +273,9 @@ def _fewest(influences: Influences, metric: Metric, negative: str) -> int:
     return min(part.shape[1] for stratum, part in influences.items() if stratum != idle)
 
 
-def _spreads(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> dict[FigureKey, Floats]:
+def _spreads(
+    asked: Request, own: dict[str, _ScoreInfluences], base: Mapping[str, _ScoreInfluences]
+) -> dict[FigureKey, Floats]:
     """By negative and metric, the numbers of `_ERRORS`, where there are enough samples."""
     ev = asked.ev
     errors: dict[FigureKey, Floats] = {}

@@ -150,8 +150,8 @@ class Evaluation(Tabulated):
         super().__init__(list(confidences), list(ood), alpha=alpha, beta=beta, groups=groups, pool=pool, recall=recall)
         for score, values in self.confidences.items():
             self.correct = as_flags(f"correct of {quoted(score)}", correct, values).clone()
-        require_right(group_sizes(self.correct, {}))
         self.ood = {name: check_set(name, by_score, list(self.confidences)) for name, by_score in ood.items()}
+        require_right(self.sizes)
         self._rankings: dict[tuple[str, str], Ranking] = {}
 
     @property

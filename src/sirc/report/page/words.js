@@ -138,23 +138,6 @@ function listed(names) {
   return names.length < 2 ? names.join() : `${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}`;
 }
 
-/** How much of the square each score wins, the most first. */
-export function mapShares(scene) {
-  const won = new Map();
-  let noisy = 0;
-  for (const row of scene.map) {
-    for (const cell of row) {
-      won.set(cell.best, (won.get(cell.best) ?? 0) + 1);
-      noisy += cell.noise;
-    }
-  }
-  const cells = scene.map.length * scene.map[0].length;
-  return {
-    shares: [...won].map(([score, count]) => [score, count / cells]).sort((one, other) => other[1] - one[1]),
-    noisy: noisy / cells,
-  };
-}
-
 export const EXPLANATIONS = {
   alpha: ["α, the share of ID input", "Of all inputs that will arrive, the share that belongs to one of the classifier's classes. The rest, 1 − α, is OOD. Few people know their α: the map shows whether it matters."],
   beta: ["β, the cost of accepting ID✗", "Accepting an input that the classifier gets wrong costs β, accepting an OOD input costs 1 − β. At 0.5 both mistakes are equally bad; at 1 only wrong predictions count, at 0 only OOD input."],
