@@ -114,8 +114,9 @@ def intervals(asked: Request) -> pd.DataFrame:
     level = asked.level
     frame, errors = _measured(asked, None)
     known = ~np.isnan(errors[:, 0])
-    error, low, high = np.sqrt(errors[:, 0]), *np.full((2, len(frame)), np.nan)
-    value, spreads, (fewest, least, most, at_recall) = frame["value"].to_numpy()[known], *_unpacked(errors[known])
+    error, (low, high) = np.sqrt(errors[:, 0]), np.full((2, len(frame)), np.nan)
+    value = frame["value"].to_numpy()[known]
+    spreads, (fewest, least, most, at_recall) = _unpacked(errors[known])
     fits = (least <= value) & (value <= most) & (least < most)
     least, most = np.where(fits, least, 0.0), np.where(fits, most, 1.0)
     # A metric of perfectly separated groups has no spread of its own.

@@ -18,6 +18,8 @@ from sirc.metrics import Curve, Negative, Ranking, all_metrics
 
 Pool = Literal["samples", "datasets"]
 Row = tuple[str, str, str, float, float, float]
+Cell = tuple[str, float, float, float]
+"""The last columns of a row: the metric, its α and β (NaN if it has none), and its value."""
 
 
 class Settings(TypedDict, total=False):
@@ -158,17 +160,19 @@ class Tabulated(ABC):
         sets = self.sets if MEAN in negatives else ()
         # Against ID✗ the input is all ID: plain selective classification.
         alone = torch.ones(1, dtype=torch.float64)
-        cells = {}
+        cells: dict[str, list[Cell]] = {}
         for name in dict.fromkeys([*negatives, *sets]):
             if name != MEAN:
                 inside = name == WRONG
                 cells[name] = self._cells(rank(name), "wrong" if inside else "ood", alone if inside else self.alpha)
         if sets:
-            each = zip(*(cells[name] for name in sets), strict=True)
-            cells[MEAN] = [(*same[0][:3], sum(cell[3] for cell in same) / len(same)) for same in each]
+            cells[MEAN] = []
+            for same in zip(*(cells[name] for name in sets), strict=True):  # a metric at one α and β, with each set
+                metric, alpha, beta, _ = same[0]
+                cells[MEAN].append((metric, alpha, beta, sum(value for *_, value in same) / len(same)))
         return [(score, negative, *cell) for negative in negatives for cell in cells[negative]]
 
-    def _cells(self, ranking: Ranking, negative: Negative, alpha: Tensor) -> list[tuple[str, float, float, float]]:
+    def _cells(self, ranking: Ranking, negative: Negative, alpha: Tensor) -> list[Cell]:
         """Each metric, at each α and β if it depends on them; metrics of the ID data only for `wrong`."""
         nan = torch.tensor([torch.nan])
         cells = []
@@ -178,8 +182,8 @@ class Tabulated(ABC):
                 continue
             grid = metric.grid(ranking, negative, self.recall, alpha, self.beta).tolist()
             alphas, betas = (alpha, self.beta) if metric.of_mixture else (nan, nan)
+            name = metric.label(self.recall)
             for a, row in zip(alphas.tolist(), grid, strict=True):
-                name = metric.label(self.recall)
                 cells += [(name, a, b, value) for b, value in zip(betas.tolist(), row, strict=True)]
         return cells
 
