@@ -512,6 +512,7 @@ def test_mistakes_are_answered_in_words(scorer):
         (lambda: sirc.select(confidences, ood=ood, pool="rows"), "`pool` must be"),
         (lambda: sirc.select(confidences, ood=ood, level=1.0), "`level` must lie between 0 and 1"),
         (lambda: sirc.select(confidences, ood=ood, draws=19), "a level of 0.95 needs at least 20 draws; got 19"),
+        (lambda: sirc.select(confidences, ood=ood, level=0.9999), "at least 10000 draws; got 1000. Use 10000"),
         (lambda: sirc.select(confidences, ood=ood, draws=0), "`draws` must be a whole number"),
         (
             lambda: sirc.select(confidences, ood=ood, alpha=(0.9, 0.1)),

@@ -162,8 +162,9 @@ def select(
     check_choice("by", by, BY)
     check_choice("method", method, METHODS)
     check_level(level)
-    if check_positive("draws", draws) < (least := math.ceil(1 / (1 - level) - 1e-9)):
-        raise ValueError(f"a level of {level:g} needs at least {least} draws; got {draws}. Use 1000")
+    least = math.ceil(round(1 / (1 - level), 6))
+    if check_positive("draws", draws) < least:
+        raise ValueError(f"a level of {level:g} needs at least {least} draws; got {draws}. Use {max(least, 1000)}")
     seed = check_at_least("seed", seed, 0)
     a, b = _points("alpha", alpha), _points("beta", beta)
     ev = _candidates(scorer, val, ood, scores, pool)
