@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -15,13 +14,12 @@ from sirc._utils.checks import check_fraction
 from sirc._utils.text import quoted
 from sirc.evaluation import ORACLE, POOLED, WRONG, Evaluation, as_fractions, as_names, combine
 from sirc.metrics import Negative, Positive, Ranking, find_metric
+from sirc.report.figures.pairs import PAIRS, fprs
 from sirc.report.figures.style import (
     GROUPS,
-    PAIRS,
     FloatArray,
     array,
     drawn,
-    fprs,
     label_of,
     literal,
     method_look,
@@ -262,17 +260,18 @@ def change_table(
     """
     rows = []
     for evaluation in evaluations:
-        usual = _fprs(evaluation, baseline)
+        usual = _mean_fprs(evaluation, baseline)
         others = [name for name in (evaluation.scores if scores is None else as_names(scores)) if name != baseline]
-        fprs_of = {score: _fprs(evaluation, score) for score in others}
-        rows += [(score, pair, fprs_of[score][pair] - usual[pair]) for pair, score in product(usual, others)]
+        by_score = {score: _mean_fprs(evaluation, score) for score in others}
+        rows += [(score, pair, by_score[score][pair] - usual[pair]) for pair in usual for score in others]
     if not rows:
         raise ValueError(f"a change needs a run, `{baseline}` and another score, and data to reject; got none.")
-    changes = pd.DataFrame(rows, columns=["score", "pair", "change"]).groupby(["score", "pair"], sort=False)["change"]
-    return changes.agg(mean="mean", std="std", runs="count").reset_index()
+    frame = pd.DataFrame(rows, columns=["score", "pair", "change"])
+    by_pair = frame.groupby(["score", "pair"], sort=False)["change"]
+    return by_pair.agg(mean="mean", std="std", runs="count").reset_index()
 
 
-def _fprs(evaluation: Evaluation, score: str) -> dict[str, float]:
+def _mean_fprs(evaluation: Evaluation, score: str) -> dict[str, float]:
     """FPR at the evaluation's recall for ID✗|ID✓, OOD|ID✓ and OOD|ID, those of OOD as means over the sets."""
     recall, rankings = evaluation.recall, [evaluation.ranking(score, name) for name in evaluation.ood or [WRONG]]
     each = [fprs(ranking, "correct", recall) | fprs(ranking, "id", recall) for ranking in rankings]

@@ -12,7 +12,8 @@ from sirc._utils.text import percent
 from sirc.evaluation import Evaluation, parse_or_none
 from sirc.metrics import Positive, Ranking
 from sirc.report.figures.kernels import density, span
-from sirc.report.figures.style import GROUPS, FloatArray, array, drawn, fprs, label_of, name_ood, new_figure
+from sirc.report.figures.pairs import fprs
+from sirc.report.figures.style import GROUPS, FloatArray, array, drawn, label_of, name_ood, new_figure
 from sirc.report.names import metric_name
 from sirc.scores import ranks_by_gap
 

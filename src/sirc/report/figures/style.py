@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, final
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,6 @@ from torch import Tensor
 from sirc._utils.imports import needing
 from sirc._utils.text import shorten
 from sirc.evaluation import POOLED, WRONG
-from sirc.metrics import Negative, Positive, Ranking
 from sirc.report.names import escape, score_name
 from sirc.scores import registry
 
@@ -68,21 +67,6 @@ GROUPS: Final = {
     "correct": Look("#0072B2", _SOLID, "o", name="ID✓"),
     "wrong": Look("#D55E00", _DASHED, "X", "////", "ID✗"),
     "ood": Look("#009E73", (0, (1.4, 1)), "^", "....", "OOD"),
-}
-
-
-class Pair(NamedTuple):
-    """What a task tells apart: negatives, to reject, from positives, to accept."""
-
-    negative: Negative
-    positive: Positive
-    look: Look
-
-
-PAIRS: Final = {
-    "ID✗|ID✓": Pair("wrong", "correct", GROUPS["wrong"]),
-    "OOD|ID✓": Pair("ood", "correct", GROUPS["ood"]),
-    "OOD|ID": Pair("ood", "id", Look("#56B4E9", hatch="\\\\\\\\")),
 }
 
 
@@ -203,16 +187,6 @@ def drawn(draw: Callable[Options, Figure]) -> Callable[Options, Figure]:
             return figure
 
     return styled
-
-
-def fprs(ranking: Ranking, positive: Positive, recall: float) -> dict[str, float]:
-    """By pair with these positives, the share of its negatives that is accepted at a recall, if it has any."""
-    sizes = {"wrong": ranking.num_wrong, "ood": ranking.num_ood}
-    return {
-        name: ranking.fpr(pair.negative, recall=recall, positive=positive)
-        for name, pair in PAIRS.items()
-        if pair.positive == positive and sizes[pair.negative]
-    }
 
 
 def name_ood(figure: Figure, name: str) -> None:
