@@ -167,7 +167,7 @@ def compare(asked: Request, baseline: str) -> pd.DataFrame:
 
 
 def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Floats]:
-    """The rows of the table and the `_ERRORS` of each, or of its difference to the baseline; NaN if not known."""
+    """The rows of the table, and the numbers about the error of each or of its difference to the baseline, else NaN."""
     ev, with_id = asked.ev, asked.with_id and baseline is None
     shown = [WRONG, *(name for name in asked.negatives if name != WRONG)] if with_id else asked.negatives
     base: dict[str, _ScoreInfluences] = {}
@@ -277,7 +277,7 @@ def _fewest(influences: Influences, metric: Metric, negative: str) -> int:
 def _spreads(
     asked: Request, own: dict[str, _ScoreInfluences], base: Mapping[str, _ScoreInfluences]
 ) -> dict[FigureKey, Floats]:
-    """By negative and metric, the numbers of `_ERRORS`, where there are enough samples."""
+    """By negative and metric, the numbers about the error of a figure, where there are enough samples."""
     ev = asked.ev
     errors: dict[FigureKey, Floats] = {}
     metrics = _with_derivative()

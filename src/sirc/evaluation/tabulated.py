@@ -81,7 +81,7 @@ class Tabulated(ABC):
 
     @property
     def _usual_negative(self) -> str:
-        """The negative of curves and figures that name none: all OOD data, or ID✗ where there is none."""
+        """What curves and figures compare ID✓ with by default: all OOD data, or ID✗ where there is none."""
         return POOLED if self.sets else WRONG
 
     @property
