@@ -401,10 +401,12 @@ OOD = {"x": {"s": [2.0, 0]}}
         ),
         ({"scorer": ID, "ood": {"x": {"t": [1.0]}}}, "scores of the ID data, s; got only t"),
         ({"scorer": ID, "ood": {"x": {}}}, "scores of the ID data, s; got only none"),
+        ({"scorer": ID, "ood": {"x": {1: [1.0]}}}, "scores of the ID data, s; got only 1"),
         ({"scorer": ID, "ood": {"x": {"s": []}}}, r"OOD set 'x' must have the same samples, at least one.*got \[0\]"),
         ({"scorer": ID, "ood": {"x": {"s": [math.nan]}}}, r"`ood\['x'\]\['s'\]` must not hold NaN"),
         ({"scorer": ID, "ood": {"wrong": OOD["x"]}}, "'wrong' has its own meaning in the table"),
         ({"scorer": ID, "ood": {"pooled": OOD["x"]}}, "'pooled' has its own meaning"),
+        ({"scorer": ID, "ood": {"correct": OOD["x"]}}, "'correct' has its own meaning"),  # its size is that of ID✓
         ({"scorer": ID, "ood": OOD, "groups": {"OOD mean": ["x"]}}, "'OOD mean' has its own meaning"),
         ({"scorer": ID, "ood": OOD, "groups": {"x": ["x"]}}, "'x' names both an OOD set and a group"),
         ({"scorer": ID, "groups": {"G": ["x"]}}, r"must be a list of OOD sets, of which there are none; got \['x'\]"),
@@ -455,6 +457,8 @@ def test_a_scorers_data_must_fit_it(outputs):
     ):
         with pytest.raises(ValueError, match=words):
             sirc.evaluate(*arguments)
+    with pytest.raises(ValueError, match="`device` must be one that is there, as cpu or cuda:0; got 'attic'"):
+        sirc.evaluate(scorer, test, device="attic")
     with pytest.raises(ValueError, match="`knn` is not among the scorer's specs: msp, energy"):
         sirc.evaluate(scorer, test, scores=["knn"])
     with pytest.raises(ValueError, match="at least one score is needed, of msp, energy; got none"):
@@ -476,6 +480,9 @@ def test_a_scorers_data_must_fit_it(outputs):
         (lambda ev: ev.compare("t"), "unknown score 't'; this evaluation has s"),
         (lambda ev: ev.intervals(draws=0), "`draws` must be a whole number ≥ 1; got 0"),
         (lambda ev: ev.intervals(draws=5, level=95), "`level` must lie in"),
+        (lambda ev: ev.intervals(draws=5, seed="x"), "`seed` must be a whole number ≥ 0"),
+        (lambda ev: ev.intervals(negatives=[]), "`negatives` must be among wrong, x, OOD mean, pooled, G; got none"),
+        (lambda ev: ev.intervals(negatives=["x", "y"]), "`negatives` must be among .*; got 'y'"),
     ],
 )
 def test_bad_questions_are_refused(call, words):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import sirc
-from sirc.evaluation.selection import COLUMNS
 from sirc.evaluation.selection.regret import contenders, intervals, wins
 from sirc.metrics import bootstrap, find_metric
 from sirc.metrics.bootstrap import draw_counts
@@ -17,6 +16,10 @@ from support.metric_reference import Mixture, repeated
 from support.tiny_study import write_short_study
 
 ALPHAS = [round(0.1 * i, 12) for i in range(1, 10)]
+COLUMNS = [
+    *("score", "worst_regret", "worst_low", "worst_high", "worst_alpha", "worst_beta"),
+    *("average_regret", "average_low", "average_high", "wins", "tied", "worst_set", "worst_set_regret"),
+]
 
 
 def made(n=600, errors=0.2, sets=(("a", 300),), shifts=None, seed=0, shared=0.5):
@@ -499,6 +502,7 @@ def test_mistakes_are_answered_in_words(scorer):
         (lambda: sirc.select(confidences, ood={"pooled": ood["a"]}), "has its own meaning"),
         (lambda: sirc.select(confidences, ood={"correct": ood["a"]}), "'correct' has its own meaning"),
         (lambda: sirc.select(confidences, ood=ood, metric="auroc"), "`metric` must be"),
+        (lambda: sirc.select(confidences, ood=ood, seed="x"), "`seed` must be a whole number ≥ 0; got 'x'"),
         (lambda: sirc.select(confidences, ood=ood, metric=None), "`metric` must be .*; got None"),
         (lambda: sirc.select(confidences, ood=ood, metric="risk@0"), "`metric` must be"),
         (lambda: sirc.select(confidences, ood=ood, metric="risk@101"), "`metric` must be"),
@@ -506,6 +510,7 @@ def test_mistakes_are_answered_in_words(scorer):
         (lambda: sirc.select(confidences, ood=ood, pool="rows"), "`pool` must be"),
         (lambda: sirc.select(confidences, ood=ood, level=1.0), "`level` must lie between 0 and 1"),
         (lambda: sirc.select(confidences, ood=ood, draws=19), "a level of 0.95 needs at least 20 draws; got 19"),
+        (lambda: sirc.select(confidences, ood=ood, level=0.9999), "at least 10000 draws; got 1000. Use 10000"),
         (lambda: sirc.select(confidences, ood=ood, draws=0), "`draws` must be a whole number"),
         (
             lambda: sirc.select(confidences, ood=ood, alpha=(0.9, 0.1)),

@@ -103,6 +103,7 @@ def test_the_default_scores_are_the_sixteen_of_the_paper_s_tables():
         (["data.ood.Test.dataset=noise"], "`data.ood.Test` must have a name of its own, .*; 'Test' is taken."),
         (["data.ood.wrong.dataset=noise"], "`data.ood.wrong` must have a name of its own"),
         (['data.ood."OOD mean".dataset=noise'], '`data.ood."OOD mean"` must have a name of its own'),
+        (["data.ood.correct.dataset=noise"], "`data.ood.correct` must have a name of its own"),
         (
             ["data.ood.noise.dataset=noise"],
             "`data.ood.noise` must have a name of its own, not only in upper or lower case",

@@ -15,7 +15,7 @@ from sirc.experiment.results import RunResults
 from sirc.progress import Progress, Task
 from sirc.report import figures
 from sirc.report.figures import kernels
-from sirc.report.figures.study import compared, two
+from sirc.report.figures.study import _endings, compared, two
 from sirc.scores import registry
 from support.interpreters import python
 
@@ -188,6 +188,14 @@ def test_densities_mark_the_thresholds_of_both_tasks(evaluation):
     np.testing.assert_allclose(y[middle], reference[middle], atol=0.01 * reference.max())
 
 
+def test_densities_mark_no_threshold_where_nothing_is_accepted():
+    right = np.arange(20) % 4 > 0
+    ev = sirc.evaluate({"msp": (np.arange(20.0), right)}, ood={"far": {"msp": np.arange(9.0)}}, recall=0)
+    figure = figures.densities(ev, "msp")
+    assert not [line for axes in figure.axes for line in axes.lines if len(set(line.get_xdata())) == 1]
+    assert "OOD|ID 0.0%" in " ".join(texts(figure))
+
+
 def test_a_density_has_the_mass_of_its_samples():
     values = np.random.default_rng(0).normal(size=2000)
     grid = np.linspace(-8, 8, 400)
@@ -285,6 +293,19 @@ def test_densities_say_on_which_scale_a_confidence_is(spec, words):
     label = drawn.axes[0].get_ylabel()
     assert words in label.replace("\n", " ")
     assert bool(words) == ("log" in label)
+
+
+def test_figures_say_what_is_wrong_with_their_arguments(evaluation):
+    with pytest.raises(ValueError, match="`alpha` must be one number; got list"):
+        figures.risks(evaluation, ["msp"], alpha=[0.1, 0.2])
+    with pytest.raises(ValueError, match="at least one score is needed; got none"):
+        figures.densities(evaluation, [])
+
+
+def test_models_whose_names_are_alike_have_files_of_their_own():
+    assert _endings(["a"]) == [""]
+    assert _endings(["ResNet 1.5", "b"]) == ["-resnet-1-5", "-b"]
+    assert _endings(["a", "a 3", "a!", "日本"]) == ["-a", "-a-3", "-a-3-3", "-4"]
 
 
 @pytest.mark.slow

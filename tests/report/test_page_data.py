@@ -14,6 +14,7 @@ from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 import sirc
+from sirc.metrics import registry
 from sirc.report.page import report
 from sirc.report.page.grid import make_grid
 from sirc.report.page.payload import payload
@@ -346,6 +347,24 @@ def test_a_page_is_not_replaced_unless_asked_for(tmp_path):
     assert read_page(path)["models"]
 
 
+def test_one_note_may_be_a_plain_text(tmp_path):
+    ev = evaluation({"msp": normal((5, 5, 5))})
+    assert read_page(ev.report(tmp_path / "page.html", notes="measured on a phone"))["notes"] == ["measured on a phone"]
+
+
+def test_a_metric_that_an_evaluation_did_not_know_has_no_value(tmp_path, monkeypatch):
+    ev = evaluation({"msp": normal((5, 5, 5))})
+    error = float(ev.table.query("metric == 'error'")["value"].iloc[0])
+    monkeypatch.setattr(registry, "REGISTRY", dict(registry.REGISTRY))
+
+    @registry.metric(title="Accuracy", lower_is_better=False, unit="%")
+    def accuracy(ranking):
+        return ranking.accuracy
+
+    (run,) = read_page(ev.report(tmp_path / "page.html"))["models"][0]["runs"]
+    assert run["ofId"] == {"error": error, "accuracy": None}
+
+
 def test_runs_that_do_not_belong_together_are_refused(tmp_path):
     ev = evaluation({"msp": normal((5, 5, 5))})
     other = evaluation({"msp": normal((5, 5, 5))}, names=["elsewhere"])
@@ -357,6 +376,8 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path):
         report([run(ev), run(other, seed=1)], tmp_path / "page.html")
     with pytest.raises(ValueError, match=r"a list of runs such as `sirc.experiment.load_runs` gives; got str"):
         report(["runs/tiny"], tmp_path / "page.html")
+    with pytest.raises(ValueError, match=r"a list of runs such as `sirc.experiment.load_runs` gives; got int"):
+        report(3, tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 
 

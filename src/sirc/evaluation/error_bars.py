@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from sirc._utils.arrays import Floats
-from sirc._utils.checks import check_choice, check_fraction, check_positive
+from sirc._utils.checks import check_at_least, check_choice, check_fraction, check_positive
 from sirc._utils.precision import side_by_side
 from sirc._utils.text import quoted
 from sirc._utils.warn import warn
@@ -65,44 +65,38 @@ _FEW, _FAR = 12, 0.9  # error bars fall short for fewer negatives than this with
 
 
 @final
-@dataclass(frozen=True)
 class Request:
     """The figures that get error bars, at one α and β, and the method."""
 
-    ev: Evaluation
-    """With only the requested scores, at this α and β."""
-    negatives: list[str]
-    with_id: bool
-    """Whether metrics of the ID data, such as the error, are requested too."""
-    method: Method
-    draws: int
-    seed: int
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         ev: Evaluation,
-        alpha: float,
-        beta: float,
-        scores: Sequence[str],
+        scores: Sequence[str] | None,
         negatives: Sequence[str] | None,
+        alpha: float | None,
+        beta: float | None,
         method: Method,
         draws: int,
+        level: float,
         seed: int,
-    ) -> Request:
-        """Check the arguments of a request."""
+    ) -> None:
         check_choice("method", method, METHODS)
-        wanted = ev.negatives if negatives is None else as_names(negatives)
-        if not wanted:
+        if not ev.negatives:
             raise ValueError(f"wrong predictions or OOD sets are needed to compare with; this is {ev!r}")
-        if unknown := [name for name in wanted if name not in ev.negatives]:
-            raise ValueError(f"`negatives` must be among {', '.join(ev.negatives)}; got {quoted(unknown[0])}")
-        point = ev.only(scores)
-        point.alpha, point.beta = as_fractions("alpha", alpha), as_fractions("beta", beta)
+        wanted = ev.negatives if negatives is None else as_names(negatives)
+        if not wanted or not set(wanted) <= set(ev.negatives):
+            got = next((quoted(name) for name in wanted if name not in ev.negatives), "none")
+            raise ValueError(f"`negatives` must be among {', '.join(ev.negatives)}; got {got}")
+        self.ev = ev.only(ev._wanted(scores))
+        """With only the requested scores, at this α and β."""
+        self.ev.alpha = as_fractions("alpha", ev._one("alpha", alpha))
+        self.ev.beta = as_fractions("beta", ev._one("beta", beta))
+        self.negatives = [name for name in ev.negatives if name in wanted]
         # The stratified bootstrap draws as many errors as there are, so it does not vary their share.
-        with_id = method == "auto" and (negatives is None or WRONG in wanted)
-        kept = [name for name in ev.negatives if name in wanted]
-        return cls(point, kept, with_id, method, check_positive("draws", draws), seed)
+        self.with_id = method == "auto" and (negatives is None or WRONG in wanted)
+        """Whether metrics of the ID data, such as the error, are requested too."""
+        self.method, self.level = method, check_fraction("level", level)
+        self.draws, self.seed = check_positive("draws", draws), check_at_least("seed", seed, 0)
 
     def alpha(self, negative: str) -> float:
         """The α of metrics against this negative: 1 against ID✗, where no input is OOD."""
@@ -115,13 +109,14 @@ class Request:
         return [name for name in dict.fromkeys([*self.negatives, *sets]) if name != MEAN]
 
 
-def intervals(asked: Request, level: float) -> pd.DataFrame:
+def intervals(asked: Request) -> pd.DataFrame:
     """The table with the columns `se`, `low`, `high` and `method`."""
-    level = check_fraction("level", level)
+    level = asked.level
     frame, errors = _measured(asked, None)
     known = ~np.isnan(errors[:, 0])
-    error, low, high = np.sqrt(errors[:, 0]), *np.full((2, len(frame)), np.nan)
-    value, spreads, (fewest, least, most, at_recall) = frame["value"].to_numpy()[known], *_unpacked(errors[known])
+    error, (low, high) = np.sqrt(errors[:, 0]), np.full((2, len(frame)), np.nan)
+    value = frame["value"].to_numpy()[known]
+    spreads, (fewest, least, most, at_recall) = _unpacked(errors[known])
     fits = (least <= value) & (value <= most) & (least < most)
     least, most = np.where(fits, least, 0.0), np.where(fits, most, 1.0)
     # A metric of perfectly separated groups has no spread of its own.
@@ -144,11 +139,10 @@ def intervals(asked: Request, level: float) -> pd.DataFrame:
     return frame.assign(se=error, low=low, high=high, method=method)
 
 
-def compare(asked: Request, baseline: str, level: float) -> pd.DataFrame:
+def compare(asked: Request, baseline: str) -> pd.DataFrame:
     """The rows of the other scores, with the columns `difference`, `se`, `low`, `high`, `wins` and `method`."""
     from scipy.special import ndtr
 
-    level = check_fraction("level", level)
     frame, errors = _measured(asked, baseline)
     keys = list(zip(frame["negative"], frame["metric"], strict=True))
     rows = {key: row for row, (key, score) in enumerate(zip(keys, frame["score"], strict=True)) if score == baseline}
@@ -157,7 +151,7 @@ def compare(asked: Request, baseline: str, level: float) -> pd.DataFrame:
     difference = value - value[against]
     sign = np.array([-1.0 if lower_is_better(metric) else 1.0 for metric in frame["metric"]])
     known, error = ~np.isnan(errors[:, 0]), np.sqrt(errors[:, 0])
-    low, high = difference_interval(difference, _unpacked(errors)[0], level)
+    low, high = difference_interval(difference, _unpacked(errors)[0], asked.level)
     with np.errstate(divide="ignore", invalid="ignore"):
         wins = np.where(np.abs(difference) <= _ROUNDING, 0.5, ndtr(sign * difference / error))
     if (rest := np.flatnonzero(~known & (frame["score"] != baseline).to_numpy())).size:
@@ -166,17 +160,17 @@ def compare(asked: Request, baseline: str, level: float) -> pd.DataFrame:
         equal = np.abs(off) <= EQUAL * np.maximum(np.abs(own), np.abs(other))
         wins[rest] = ((off * sign[rest, None] > 0) & ~equal).mean(1) + equal.mean(1) / 2
         error[rest] = off.std(1, ddof=1) if asked.draws > 1 else np.nan
-        low[rest], high[rest] = _percentiles(off, level)
+        low[rest], high[rest] = _percentiles(off, asked.level)
     method = np.where(known, "analytic", "bootstrap")
     frame = frame.assign(difference=difference, se=error, low=low, high=high, wins=wins, method=method)
     return frame[frame["score"] != baseline].reset_index(drop=True)
 
 
 def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Floats]:
-    """The rows of the table and the `_ERRORS` of each, or of its difference to the baseline; NaN if not known."""
+    """The rows of the table, and the numbers about the error of each or of its difference to the baseline, else NaN."""
     ev, with_id = asked.ev, asked.with_id and baseline is None
     shown = [WRONG, *(name for name in asked.negatives if name != WRONG)] if with_id else asked.negatives
-    base: dict[str, _Own] = {}
+    base: dict[str, _ScoreInfluences] = {}
 
     def measure(score: str) -> list[tuple[Row, Floats]]:
         placed, spreads = {}, {}
@@ -186,8 +180,6 @@ def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Float
             spreads = _spreads(asked, own, base)
             if score == baseline:
                 base.update(own)
-            elif baseline is None:
-                _take_out_bias(asked, placed, spreads)
         rankings = {name: one.ranking for name, one in placed.items()}
         cells = ev._rows(score, shown, rankings.__getitem__ if rankings else ev._ranked(score))
         cells = [cell for cell in cells if with_id or _metric(cell[2]).per_negative]
@@ -235,11 +227,14 @@ def _unpacked(errors: Floats) -> tuple[Spread, Floats]:
 
 
 @dataclass(frozen=True)
-class _Own:
-    """One score's influences on each metric with a derivative, and whether there are enough samples for each."""
+class _ScoreInfluences:
+    """One score's influences on each metric with a derivative."""
 
     influences: Influences
     usable: Floats
+    """For each metric, whether there are enough samples."""
+    overhang: float
+    """The bias of AURC with few samples, and of what differs from it by a constant."""
 
     @cached_property
     def grains(self) -> dict[int, float]:
@@ -253,7 +248,7 @@ class _Own:
         return np.abs(skewness(self.influences))
 
 
-def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _Own]:
+def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _ScoreInfluences]:
     """By negative, the influences on all metrics."""
     ev, metrics = asked.ev, _with_derivative()
     own = {}
@@ -264,11 +259,12 @@ def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _Own]
         fine = resolved(one.ranking, ev.recall)
         enough = [_fewest(values, metric, name) >= FEWEST for metric in metrics]
         usable = [float(a and (fine or "recall" not in m.parameters)) for a, m in zip(enough, metrics, strict=True)]
-        own[name] = _Own(values, np.array(usable))
+        own[name] = _ScoreInfluences(values, np.array(usable), float(overhang(one.ranking, asked.alpha(name), ev.beta)))
     if MEAN in asked.negatives:
         sets = [own[name] for name in ev.ood]
         usable = np.min([one.usable for one in sets], axis=0)
-        own[MEAN] = _Own(mean_influences([one.influences for one in sets]), usable)
+        bias = sum(one.overhang for one in sets) / len(sets)
+        own[MEAN] = _ScoreInfluences(mean_influences([one.influences for one in sets]), usable, bias)
     return own
 
 
@@ -278,8 +274,10 @@ def _fewest(influences: Influences, metric: Metric, negative: str) -> int:
     return min(part.shape[1] for stratum, part in influences.items() if stratum != idle)
 
 
-def _spreads(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> dict[FigureKey, Floats]:
-    """By negative and metric, the numbers of `_ERRORS`, where there are enough samples."""
+def _spreads(
+    asked: Request, own: dict[str, _ScoreInfluences], base: Mapping[str, _ScoreInfluences]
+) -> dict[FigureKey, Floats]:
+    """By negative and metric, the numbers about the error of a figure, where there are enough samples."""
     ev = asked.ev
     errors: dict[FigureKey, Floats] = {}
     metrics = _with_derivative()
@@ -311,19 +309,10 @@ def _spreads(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> 
             elif at_recall and other is not None and column[0] > 0:
                 # A share of few negatives moves in steps, which do not show where two scores agree on all of them.
                 column = even_spread(column[0] + max(one.grains[row], other.grains[row]), np.inf)
+            if other is None and metric.derivative is derivatives.aurc:
+                column[_SHIFTS] -= one.overhang
             errors[negative, metric.name] = np.append(column, [fewest, least, most, at_recall])
     return errors
-
-
-def _take_out_bias(asked: Request, placed: Mapping[str, Placed], spreads: Mapping[FigureKey, Floats]) -> None:
-    """Take the bias of few samples out of AURC, and out of what differs from it by a constant."""
-    ev = asked.ev
-    over = {name: float(overhang(placed[name].ranking, asked.alpha(name), ev.beta)) for name in asked.ranked}
-    if MEAN in asked.negatives:
-        over[MEAN] = sum(over[name] for name in ev.ood) / len(ev.ood)
-    for (negative, name), numbers in spreads.items():
-        if _metric(name).derivative is derivatives.aurc:
-            numbers[_SHIFTS] -= over[negative]
 
 
 def _drawn(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> Floats:

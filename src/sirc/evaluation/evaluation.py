@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+from typing import TYPE_CHECKING, Unpack, final, overload
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
-from sirc._utils.checks import check_type, iterates
+from sirc._utils.checks import check_device, check_type, iterates
 from sirc._utils.files import PathLike
 from sirc._utils.text import quoted
 from sirc.evaluation import error_bars
@@ -105,7 +105,7 @@ def evaluate(
         >>> aurocs.round(3).to_dict()
         {'wrong': 0.667, 'noise': 0.833, 'OOD mean': 0.833, 'pooled': 0.833}
     """
-    if spill is None and torch.device(device).type != "cpu":
+    if spill is None and check_device(device).type != "cpu":
         raise ValueError(
             f"`device` is for stores that are spilled; got {device} without `spill`. Pass `spill=` too, or outputs on "
             "the device"
@@ -150,8 +150,8 @@ class Evaluation(Tabulated):
         super().__init__(list(confidences), list(ood), alpha=alpha, beta=beta, groups=groups, pool=pool, recall=recall)
         for score, values in self.confidences.items():
             self.correct = as_flags(f"correct of {quoted(score)}", correct, values).clone()
-        require_right(group_sizes(self.correct, {}))
         self.ood = {name: check_set(name, by_score, list(self.confidences)) for name, by_score in ood.items()}
+        require_right(self.sizes)
         self._rankings: dict[tuple[str, str], Ranking] = {}
 
     @property
@@ -182,12 +182,24 @@ class Evaluation(Tabulated):
 
     def _samples(self, score: str, negative: str) -> tuple[list[Tensor], Tensor | None]:
         """The confidences of ID✓, ID✗ and OOD, and the weights of the OOD samples where these differ."""
-        inside = self.confidences[score]
-        values = [self.ood[name][score] for name in self._members(negative)]
+        right, wrong, sets = self._groups(score, negative)
         weights = None
-        if self.pool == "datasets" and len(values) > 1:
-            weights = torch.cat([torch.full((len(v),), 1 / len(v), dtype=torch.float64) for v in values])
-        return [inside[self.correct], inside[~self.correct], torch.cat([inside[:0], *values])], weights
+        if self.pool == "datasets" and len(sets) > 1:
+            weights = torch.cat([torch.full((len(v),), 1 / len(v), dtype=torch.float64) for v in sets.values()])
+        return [right, wrong, torch.cat([right[:0], *sets.values()])], weights
+
+    def _placed(self, score: str, negative: str) -> Placed:
+        return Placed(*self._groups(score, negative), equal_sets=self.pool == "datasets")
+
+    def _groups(self, score: str, negative: str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The confidences of ID✓, of ID✗, and of each OOD set of a negative."""
+        right, wrong = (self.confidences[score].index_select(0, rows) for rows in self._right_and_wrong)
+        return right, wrong, {name: self.ood[name][score] for name in self._members(negative)}
+
+    @cached_property
+    def _right_and_wrong(self) -> tuple[Tensor, Tensor]:
+        """The rows of ID✓ and of ID✗."""
+        return self.correct.nonzero()[:, 0], (~self.correct).nonzero()[:, 0]
 
     def intervals(
         self,
@@ -208,7 +220,8 @@ class Evaluation(Tabulated):
         a stratified `bootstrap`. With `method="bootstrap"` all have, and metrics of the ID data are left out.
         `scores` and `negatives` select rows.
         """
-        return error_bars.intervals(self._request(alpha, beta, scores, negatives, method, draws, seed), level)
+        asked = error_bars.Request(self, scores, negatives, alpha, beta, method, draws, level, seed)
+        return error_bars.intervals(asked)
 
     def compare(
         self,
@@ -240,14 +253,8 @@ class Evaluation(Tabulated):
         """
         self._check_score(baseline)
         chosen = None if scores is None else list(dict.fromkeys([*as_names(scores), baseline]))
-        return error_bars.compare(self._request(alpha, beta, chosen, negatives, method, draws, seed), baseline, level)
-
-    def _request(
-        self, alpha: float | None, beta: float | None, scores: Sequence[str] | None, *rest: Any
-    ) -> error_bars.Request:
-        return error_bars.Request.of(
-            self, self._one("alpha", alpha), self._one("beta", beta), self._wanted(scores), *rest
-        )
+        asked = error_bars.Request(self, chosen, negatives, alpha, beta, method, draws, level, seed)
+        return error_bars.compare(asked, baseline)
 
     def assumptions(self, scorer: Scorer | None = None, *, level: float = 0.95) -> Assumptions:
         """Whether SIRC's premise holds for each `sirc(S1, S2)` whose S1 and S2 are among the scores too.
@@ -277,16 +284,6 @@ class Evaluation(Tabulated):
         from sirc.report.page import report
 
         return report(self, path, title=title, notes=notes, overwrite=overwrite)
-
-    def _placed(self, score: str, negative: str) -> Placed:
-        right, wrong = (self.confidences[score].index_select(0, rows) for rows in self._right_and_wrong)
-        sets = {name: self.ood[name][score] for name in self._members(negative)}
-        return Placed(right, wrong, sets, equal_sets=self.pool == "datasets")
-
-    @cached_property
-    def _right_and_wrong(self) -> tuple[Tensor, Tensor]:
-        """The rows of ID✓ and of ID✗."""
-        return self.correct.nonzero()[:, 0], (~self.correct).nonzero()[:, 0]
 
     def _ranked(self, score: str) -> Callable[[str], Ranking]:
         return partial(self._rank, score)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import pandas as pd
 import torch
@@ -114,32 +114,32 @@ def as_sets(ood: Mapping[str, Set] | None) -> Mapping[str, Set]:
 def ood_confidences(
     scorer: Scorer | ConfidenceArrays, ood: OodSets | None, scores: Sequence[str]
 ) -> dict[str, Mapping[str, ArrayLike]]:
-    """Confidences by OOD set and score."""
+    """Confidences by OOD set and score; those from elsewhere are checked by `check_set`."""
+    sets = as_sets(ood)
+    if not isinstance(scorer, Scorer):
+        return cast("dict[str, Mapping[str, ArrayLike]]", dict(sets))
+    some = scorer.only(scores)
     confidences: dict[str, Mapping[str, ArrayLike]] = {}
-    for name, data in as_sets(ood).items():
-        if isinstance(scorer, Scorer):
-            if isinstance(data, Mapping) or not isinstance(data, Outputs | Iterable):
-                raise ValueError(
-                    f"OOD set {quoted(name)} must be outputs for the scorer to score; got {type(data).__name__}"
-                )
-            confidences[name] = scorer.only(scores)(data)
-        elif not isinstance(data, Mapping) or not set(scores) <= set(data):
-            got = f"only {', '.join(data) or 'none'}" if isinstance(data, Mapping) else type(data).__name__
+    for name, data in sets.items():
+        if isinstance(data, Mapping) or not isinstance(data, Outputs | Iterable):
             raise ValueError(
-                f"OOD set {quoted(name)} must be {{score: confidence}} with the scores of the ID data, "
-                f"{shorten(', '.join(scores))}; got {shorten(got)}"
+                f"OOD set {quoted(name)} must be outputs for the scorer to score; got {type(data).__name__}"
             )
-        else:
-            confidences[name] = data
+        confidences[name] = some(data)
     return confidences
 
 
 def check_set(name: str, by_score: Mapping[str, ArrayLike], scores: Sequence[str]) -> dict[str, Tensor]:
     """A copy of the confidences of one OOD set, the same samples for each score."""
-    check_type(f"ood[{quoted(name)}]", by_score, Mapping, "a dict of confidences by score")
-    if missing := set(scores) - set(by_score):
+    if not isinstance(by_score, Mapping) or not set(scores) <= set(by_score):
+        got = (
+            f"only {', '.join(map(str, by_score)) or 'none'}"
+            if isinstance(by_score, Mapping)
+            else type(by_score).__name__
+        )
         raise ValueError(
-            f"OOD set {quoted(name)} must have confidences by each score; {quoted(sorted(missing)[0])} is missing"
+            f"OOD set {quoted(name)} must be {{score: confidence}} with the scores of the ID data, "
+            f"{shorten(', '.join(scores))}; got {shorten(got)}"
         )
     confidences = {
         score: as_scores(f"ood[{quoted(name)}][{quoted(score)}]", by_score[score]).clone() for score in scores
@@ -155,10 +155,10 @@ def check_set(name: str, by_score: Mapping[str, ArrayLike], scores: Sequence[str
 def check_groups(
     groups: Mapping[str, Sequence[str]], sets: Sequence[str], also_taken: Sequence[str] = ()
 ) -> dict[str, list[str]]:
-    """Groups of OOD sets; their names must differ from those of the sets."""
+    """Groups of OOD sets; their names must differ from those of the sets, and both from names with a meaning."""
     check_type("groups", groups, Mapping, "a dict of lists of OOD sets")
     for name in (*sets, *groups):
-        if name in (WRONG, MEAN, POOLED, *also_taken):
+        if name in ("correct", WRONG, MEAN, POOLED, *also_taken):
             raise ValueError(f"{quoted(name)} has its own meaning in the table; give the OOD set or group another name")
     for name, members in groups.items():
         if name in sets:

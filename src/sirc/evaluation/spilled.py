@@ -154,25 +154,18 @@ class _SortedStore:
             raise without_labels(name)
         self._name, self._store, self._scorer, self._labelled = name, store, scorer, labelled
         self._parts = Parts(folder, made)
-        self._shards = max(1, _VALUES // (len(scorer.specs) * store.shard_size))
-        self.numbers = range(0, store.num_shards, self._shards)
-        self._about: dict[int, dict[str, str]] = {}
+        step = max(1, _VALUES // (len(scorer.specs) * store.shard_size))
+        self.numbers = range(0, store.num_shards, step)
+        self._shards = {first: range(first, min(first + step, store.num_shards)) for first in self.numbers}
+        self._described = {number: {"shards": store.digest(shards)} for number, shards in self._shards.items()}
         self._blocks: dict[str, list[SortedBlock]] = {}
-
-    def _range(self, number: int) -> range:
-        return range(number, min(number + self._shards, self._store.num_shards))
-
-    def _described(self, number: int) -> dict[str, str]:
-        if number not in self._about:
-            self._about[number] = {"shards": self._store.digest(self._range(number))}
-        return self._about[number]
 
     def write(self, number: int, device: torch.device) -> None:
         """Score the shards of a part, unless that was done."""
-        if self._parts.has(number, self._described(number)):
+        if self._parts.has(number, self._described[number]):
             return
         columns: dict[str, list[Tensor]] = {}
-        for shard in map(self._store.shard, self._range(number)):
+        for shard in map(self._store.shard, self._shards[number]):
             outputs = shard.to(device)
             right = outputs.correct.cpu() if self._labelled else None
             for column, values in enumerate(self._scorer(outputs).values()):
@@ -181,14 +174,14 @@ class _SortedStore:
                 for group, some in groups.items():
                     columns.setdefault(f"{group} {column}", []).append(some)
         tensors = {name: torch.cat(columns.pop(name)).sort().values for name in list(columns)}
-        self._parts.write(number, tensors, self._described(number))
+        self._parts.write(number, tensors, self._described[number])
 
     def open(self) -> None:
         """Find the blocks of all parts, which other processes may have written."""
         self._blocks = {}
         for number in self.numbers:
             path = self._parts.path(number)
-            if not self._parts.has(number, self._described(number), verify=False):
+            if not self._parts.has(number, self._described[number], verify=False):
                 raise StoreError(f"'{path}' was changed while it was in use. Give each evaluation a folder of its own")
             for name, (start, end) in tensor_places(path).items():
                 self._blocks.setdefault(name, []).append(SortedBlock(path, start, end))

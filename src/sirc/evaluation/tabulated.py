@@ -18,6 +18,8 @@ from sirc.metrics import Curve, Negative, Ranking, all_metrics
 
 Pool = Literal["samples", "datasets"]
 Row = tuple[str, str, str, float, float, float]
+Cell = tuple[str, float, float, float]
+"""The last columns of a row: the metric, its α and β (NaN if it has none), and its value."""
 
 
 class Settings(TypedDict, total=False):
@@ -78,6 +80,11 @@ class Tabulated(ABC):
         return [*self.sets, MEAN, POOLED, *self.groups] if self.sets else []
 
     @property
+    def _usual_negative(self) -> str:
+        """What curves and figures compare ID✓ with by default: all OOD data, or ID✗ where there is none."""
+        return POOLED if self.sets else WRONG
+
+    @property
     def table(self) -> pd.DataFrame:
         """Every metric: score, negative, metric, alpha, beta (NaN if the metric has none), value (a fraction).
 
@@ -111,7 +118,7 @@ class Tabulated(ABC):
             [0.188, 0.107, 0.039]
         """
         a, b = as_fractions("alphas", alphas), as_fractions("betas", betas)
-        wanted = ([POOLED, *self.groups] if self.sets else [WRONG]) if groups is None else as_names(groups)
+        wanted = [self._usual_negative, *self.groups] if groups is None else as_names(groups)
         if not wanted:
             raise ValueError("a sweep is for at least one group; got none")
         index = pd.MultiIndex.from_product([a.tolist(), b.tolist()], names=["alpha", "beta"])
@@ -136,7 +143,7 @@ class Tabulated(ABC):
         scores: Sequence[str] | None = None,
     ) -> dict[str, Curve]:
         """The curve of each score, by default with all OOD data; `risk_coverage` also has the `oracle`'s."""
-        negative = (POOLED if self.sets else WRONG) if negative is None else negative
+        negative = self._usual_negative if negative is None else negative
         check_choice("kind", kind, ("risk_recall", "risk_coverage"))
         a, b = self._one("alpha", alpha), self._one("beta", beta)
         wanted = self._wanted(scores)
@@ -153,17 +160,19 @@ class Tabulated(ABC):
         sets = self.sets if MEAN in negatives else ()
         # Against ID✗ the input is all ID: plain selective classification.
         alone = torch.ones(1, dtype=torch.float64)
-        cells = {}
+        cells: dict[str, list[Cell]] = {}
         for name in dict.fromkeys([*negatives, *sets]):
             if name != MEAN:
                 inside = name == WRONG
                 cells[name] = self._cells(rank(name), "wrong" if inside else "ood", alone if inside else self.alpha)
         if sets:
-            each = zip(*(cells[name] for name in sets), strict=True)
-            cells[MEAN] = [(*same[0][:3], sum(cell[3] for cell in same) / len(same)) for same in each]
+            cells[MEAN] = []
+            for same in zip(*(cells[name] for name in sets), strict=True):  # a metric at one α and β, with each set
+                metric, alpha, beta, _ = same[0]
+                cells[MEAN].append((metric, alpha, beta, sum(value for *_, value in same) / len(same)))
         return [(score, negative, *cell) for negative in negatives for cell in cells[negative]]
 
-    def _cells(self, ranking: Ranking, negative: Negative, alpha: Tensor) -> list[tuple[str, float, float, float]]:
+    def _cells(self, ranking: Ranking, negative: Negative, alpha: Tensor) -> list[Cell]:
         """Each metric, at each α and β if it depends on them; metrics of the ID data only for `wrong`."""
         nan = torch.tensor([torch.nan])
         cells = []
@@ -173,20 +182,17 @@ class Tabulated(ABC):
                 continue
             grid = metric.grid(ranking, negative, self.recall, alpha, self.beta).tolist()
             alphas, betas = (alpha, self.beta) if metric.of_mixture else (nan, nan)
+            name = metric.label(self.recall)
             for a, row in zip(alphas.tolist(), grid, strict=True):
-                name = metric.label(self.recall)
                 cells += [(name, a, b, value) for b, value in zip(betas.tolist(), row, strict=True)]
         return cells
 
     def _members(self, negative: str) -> Sequence[str]:
-        if negative == WRONG or negative in self.sets:
-            return [] if negative == WRONG else [negative]
-        if negative == POOLED and self.sets:
-            return list(self.sets)
-        if negative in self.groups:
-            return self.groups[negative]
-        known = [n for n in self.negatives if n != MEAN]
-        raise ValueError(f"`negative` must be one of {', '.join(known)}; got {quoted(negative)}")
+        pooled = {POOLED: self.sets} if self.sets else {}
+        members = {WRONG: [], **{name: [name] for name in self.sets}, **pooled, **self.groups}
+        if negative not in members:
+            raise ValueError(f"`negative` must be one of {', '.join(members)}; got {quoted(negative)}")
+        return members[negative]
 
     def _one(self, name: str, value: float | None) -> float:
         if name == "alpha" and value is None and not self.sets:

@@ -26,7 +26,7 @@ DEFAULT_SPECS = (*PAPER_SPECS, "scod")
 """The scores of an experiment that names none."""
 
 _ODD = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]|^[. ]|[. ]$')
-_RESERVED = (WRONG, MEAN, POOLED, ORACLE, "Close", "Far")  # rows of every results table
+_RESERVED = ("correct", WRONG, MEAN, POOLED, ORACLE, "Close", "Far")  # rows of every results table
 
 
 @final

@@ -206,7 +206,7 @@ def _check(
     level: float,
 ) -> Assumptions:
     check_level(level)
-    check_groups({}, list(ood), also_taken=("id", "correct"))
+    check_groups({}, list(ood), also_taken=("id",))
     sizes = group_sizes(correct, ood)
     require_right(sizes)
     samples = Samples(combinations, confidences, correct, ood, level)

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, Floats
-from sirc._utils.checks import check_choice, check_positive
+from sirc._utils.checks import check_at_least, check_choice, check_positive
 from sirc._utils.text import quoted
 from sirc.evaluation.error_bars import EQUAL, FEWEST, METHODS, Method
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.inputs import (
-    POOLED,
     WRONG,
     AnyOutputs,
     ConfidenceArrays,
@@ -27,7 +26,6 @@ from sirc.evaluation.inputs import (
     as_names,
     as_sets,
     check_fresh,
-    check_groups,
     check_level,
     id_confidences,
     json_rows,
@@ -36,6 +34,7 @@ from sirc.evaluation.inputs import (
 )
 from sirc.evaluation.selection.regret import (
     BY,
+    Bounds,
     contenders,
     intervals,
     normal_draws,
@@ -53,10 +52,6 @@ __all__ = ["Choice", "select"]
 By = Literal["worst", "average"]
 
 POINTS = 9  # of a range: 0.1, 0.2, … 0.9 for the default one
-COLUMNS = [
-    *("score", "worst_regret", "worst_low", "worst_high", "worst_alpha", "worst_beta"),
-    *("average_regret", "average_low", "average_high", "wins", "tied", "worst_set", "worst_set_regret"),
-]
 
 
 @final
@@ -167,8 +162,10 @@ def select(
     check_choice("by", by, BY)
     check_choice("method", method, METHODS)
     check_level(level)
-    if check_positive("draws", draws) < (least := math.ceil(1 / (1 - level) - 1e-9)):
-        raise ValueError(f"a level of {level:g} needs at least {least} draws; got {draws}. Use 1000")
+    least = math.ceil(round(1 / (1 - level), 6))
+    if check_positive("draws", draws) < least:
+        raise ValueError(f"a level of {level:g} needs at least {least} draws; got {draws}. Use {max(least, 1000)}")
+    seed = check_at_least("seed", seed, 0)
     a, b = _points("alpha", alpha), _points("beta", beta)
     ev = _candidates(scorer, val, ood, scores, pool)
     sizes = ev.sizes
@@ -179,38 +176,22 @@ def select(
         )
     if not ev.ood:
         a = torch.ones(1, dtype=torch.float64)
-
-    def measured(negative: str) -> Floats:
-        """The metric of each score on the grid, (scores, α, β)."""
-        kind: Negative = "wrong" if negative == WRONG else "ood"
-        grids = [loss.grid(ev.ranking(score, negative), kind, recall, a, b) for score in ev.scores]
-        values: Floats = torch.stack(grids).numpy()
-        return values
-
-    values = measured(POOLED if ev.ood else WRONG)
-    scale = _scale(values, sizes["correct"] / len(ev.correct), a, b, relative)
-    how, draw_values = _drawn(ev, loss, recall, a, b, values, relative, method, draws, seed)
-    regret, drawn = regrets(values, scale), summary(regrets(draw_values, scale), by)
-    table = pd.DataFrame({"score": ev.scores})
-    summed, at_points = intervals(values, draw_values, scale, relative=relative, level=level)
-    for name, (low, high) in summed.items():
-        table[f"{name}_regret"], table[f"{name}_low"], table[f"{name}_high"] = summary(regret, name), low, high
+    asked = _Comparison(ev, loss, recall, a, b, relative)
+    values = asked.values(ev._usual_negative)
+    scale = asked.scale(values)
+    how, drawn_values = asked.drawn(values, method, draws, seed)
+    regret, drawn = regrets(values, scale), summary(regrets(drawn_values, scale), by)
+    summed, (low, high) = intervals(values, drawn_values, scale, relative=relative, level=level)
     resolution = EQUAL * float((values / scale).max())
     may_be_best = contenders(summary(regret, by), drawn, level, resolution)
-    table["tied"] = may_be_best if may_be_best.sum() > 1 else False
+    table = _table(asked, regret, summed)
     table["wins"] = wins(drawn, resolution)
-    # The first of the points that differ only by rounding, as all β do without OOD data.
-    at = [np.unravel_index(int((one >= one.max() - EQUAL * EQUAL).argmax()), one.shape) for one in regret]
-    table["worst_alpha"], table["worst_beta"] = [float(a[i]) for i, _ in at], [float(b[j]) for _, j in at]
-    table["worst_set"], table["worst_set_regret"] = None, math.nan
-    if ev.ood:
-        alone = np.stack([_worst_regret(measured(name), relative) for name in ev.ood])
-        table["worst_set"] = [list(ev.ood)[i] for i in alone.argmax(0)]
-        table["worst_set_regret"] = alone.max(0)
-    table = table.sort_values(f"{by}_regret", kind="stable", ignore_index=True)[COLUMNS]
+    table["tied"] = may_be_best if may_be_best.sum() > 1 else False
+    table["worst_set"], table["worst_set_regret"] = asked.worst_sets() if ev.ood else (None, math.nan)
+    table = table.sort_values(f"{by}_regret", kind="stable", ignore_index=True)
     tied = tuple(table["score"][table["tied"]])
     index = pd.MultiIndex.from_product([ev.scores, a.tolist(), b.tolist()], names=["score", "alpha", "beta"])
-    columns = {"value": values, "regret": regret, "low": at_points[0], "high": at_points[1]}
+    columns = {"value": values, "regret": regret, "low": low, "high": high}
     return Choice(
         best=min(tied, key=lambda score: (_parts(score), ev.scores.index(score))) if tied else table["score"][0],
         tie=bool(tied),
@@ -229,6 +210,89 @@ def select(
     )
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class _Comparison:
+    """The candidates, and what they are compared by: a metric over a range of α and β."""
+
+    ev: Evaluation
+    loss: Metric
+    recall: float
+    alpha: Tensor
+    beta: Tensor
+    relative: bool
+
+    def values(self, negative: str) -> Floats:
+        """The metric of each score on the grid, (scores, α, β)."""
+        kind: Negative = "wrong" if negative == WRONG else "ood"
+        rankings = [self.ev.ranking(score, negative) for score in self.ev.scores]
+        grids = [self.loss.grid(ranking, kind, self.recall, self.alpha, self.beta) for ranking in rankings]
+        values: Floats = torch.stack(grids).numpy()
+        return values
+
+    def scale(self, values: Floats) -> Floats:
+        """The scale of regret at each point: the best candidate's value, or 1."""
+        a, b = self.alpha[:, None].numpy(), self.beta[None, :].numpy()
+        accuracy = float(self.ev.correct.double().mean())
+        no_loss = b * a * (1 - accuracy) + (1 - b) * (1 - a) == 0
+        if no_loss.all():
+            raise ValueError(
+                "some mistake in the range must cost something: ID✗ costs β and OOD 1 − β; got ranges in which what "
+                f"costs something never occurs (alpha {self.alpha.tolist()}, beta {self.beta.tolist()}). Widen `alpha` "
+                "or `beta`"
+            )
+        best: Floats = values.min(0)
+        if not self.relative:
+            return np.ones_like(best)
+        if (perfect := (best == 0) & ~no_loss).any():
+            i, j = np.argwhere(perfect)[0]
+            raise ValueError(
+                f"a relative regret needs a best value above 0; got 0 at α = {a[i, 0]:g}, β = {b[0, j]:g}. Pass "
+                "`relative=False`"
+            )
+        return np.where(best > 0, best, 1.0)
+
+    def worst_sets(self) -> tuple[list[str], Floats]:
+        """For each score, the OOD set on which alone its worst regret is largest, and that regret."""
+        worst = []
+        for name in self.ev.ood:
+            values = self.values(name)
+            best = values.min(0)
+            # Points with a best value of 0 have no relative regret.
+            scale = np.where(best > 0, best, np.inf) if self.relative else np.ones_like(best)
+            worst.append(summary(regrets(values, scale), "worst"))
+        return [list(self.ev.ood)[i] for i in np.argmax(worst, axis=0)], np.max(worst, axis=0)
+
+    def drawn(self, values: Floats, method: Method, draws: int, seed: int) -> tuple[str, Floats]:
+        """The method, and random draws of the values, (draws, scores, α, β)."""
+        ev, loss, negative = self.ev, self.loss, self.ev._usual_negative
+        fewest = min(ev.sizes.values())
+        enough = method == "auto" and loss.derivative and fewest >= FEWEST
+        placed = [ev._placed(score, negative) for score in ev.scores] if enough else []
+        if placed and ("recall" not in loss.parameters or all(resolved(one.ranking, self.recall) for one in placed)):
+            covaried = covariance(placed, loss, "ood" if ev.ood else "wrong", self.recall, self.alpha)
+            return "analytic", normal_draws(values, covaried, fewest - 1, self.beta, self.relative, draws, seed)
+        blocks = bootstrap_grids(
+            ev.confidences, ev.correct, ev.ood, equal_sets=ev.pool == "datasets", metric=loss, recall=self.recall,
+            alpha=self.alpha, beta=self.beta, draws=draws, seed=seed,
+        )  # fmt: skip
+        drawn: Floats = torch.cat(list(blocks)).numpy()
+        return "bootstrap", drawn
+
+
+def _table(asked: _Comparison, regret: Floats, summed: Mapping[str, Bounds]) -> pd.DataFrame:
+    """For each score its worst and its average regret, with intervals, and where the worst is."""
+    # The first of the points that differ only by rounding, as all β do without OOD data.
+    at = [np.unravel_index(int((one >= one.max() - EQUAL * EQUAL).argmax()), one.shape) for one in regret]
+    table = pd.DataFrame({"score": asked.ev.scores})
+    for name, (low, high) in summed.items():
+        table[f"{name}_regret"], table[f"{name}_low"], table[f"{name}_high"] = summary(regret, name), low, high
+        if name == "worst":
+            table["worst_alpha"] = [float(asked.alpha[i]) for i, _ in at]
+            table["worst_beta"] = [float(asked.beta[j]) for _, j in at]
+    return table
+
+
 def _loss_of(label: str) -> tuple[Metric, float]:
     """The metric of the mixture with this name, for which lower is better, and its recall."""
     parsed = parse_metric(label)
@@ -239,33 +303,6 @@ def _loss_of(label: str) -> tuple[Metric, float]:
         f"`metric` must be one of {', '.join(losses)}, a recall being in percent; got {quoted(label)}. "
         "One of your own is known once its module is imported (`--import MODULE`)"
     )
-
-
-def _drawn(
-    ev: Evaluation,
-    loss: Metric,
-    recall: float,
-    alpha: Tensor,
-    beta: Tensor,
-    values: Floats,
-    relative: bool,
-    method: Method,
-    draws: int,
-    seed: int,
-) -> tuple[str, Floats]:
-    """The method, and random draws of the values, (draws, scores, α, β)."""
-    fewest = min(ev.sizes.values())
-    enough = method == "auto" and loss.derivative and fewest >= FEWEST
-    placed = [ev._placed(score, POOLED if ev.ood else WRONG) for score in ev.scores] if enough else []
-    if placed and ("recall" not in loss.parameters or all(resolved(one.ranking, recall) for one in placed)):
-        covaried = covariance(placed, loss, "ood" if ev.ood else "wrong", recall, alpha)
-        return "analytic", normal_draws(values, covaried, fewest - 1, beta, relative, draws, seed)
-    blocks = bootstrap_grids(
-        ev.confidences, ev.correct, ev.ood, equal_sets=ev.pool == "datasets", metric=loss, recall=recall,
-        alpha=alpha, beta=beta, draws=draws, seed=seed,
-    )  # fmt: skip
-    drawn: Floats = torch.cat(list(blocks)).numpy()
-    return "bootstrap", drawn
 
 
 def _points(name: str, value: ArrayLike) -> Tensor:
@@ -298,35 +335,7 @@ def _candidates(
             check_fresh(scorer, name, data)
     confidences, correct = id_confidences(scorer, val, wanted, "val")
     sets = ood_confidences(scorer, ood, wanted)
-    check_groups({}, list(sets), also_taken=("correct",))
     return Evaluation(confidences, correct, sets, pool=pool)
-
-
-def _scale(values: Floats, accuracy: float, alpha: Tensor, beta: Tensor, relative: bool) -> Floats:
-    """The scale of regret at each point: the best candidate's value, or 1."""
-    a, b = alpha[:, None].numpy(), beta[None, :].numpy()
-    no_loss = b * a * (1 - accuracy) + (1 - b) * (1 - a) == 0
-    if no_loss.all():
-        raise ValueError(
-            "some mistake in the range must cost something: ID✗ costs β and OOD 1 − β; got ranges in which what costs "
-            f"something never occurs (alpha {alpha.tolist()}, beta {beta.tolist()}). Widen `alpha` or `beta`"
-        )
-    best: Floats = values.min(0)
-    if not relative:
-        return np.ones_like(best)
-    if (perfect := (best == 0) & ~no_loss).any():
-        i, j = np.argwhere(perfect)[0]
-        raise ValueError(
-            f"a relative regret needs a best value above 0; got 0 at α = {a[i, 0]:g}, β = {b[0, j]:g}. Pass "
-            "`relative=False`"
-        )
-    return np.where(best > 0, best, 1.0)
-
-
-def _worst_regret(values: Floats, relative: bool) -> Floats:
-    """The worst regret of each score; points with a best value of 0 have no relative regret."""
-    best = values.min(0)
-    return summary(regrets(values, np.where(best > 0, best, np.inf) if relative else np.ones_like(best)), "worst")
 
 
 def _parts(score: str) -> int:

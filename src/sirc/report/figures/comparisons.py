@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -11,13 +10,14 @@ import pandas as pd
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
+from sirc._utils.checks import check_fraction
 from sirc._utils.text import quoted
 from sirc.evaluation import ORACLE, POOLED, WRONG, Evaluation, as_fractions, as_names, combine
 from sirc.metrics import Negative, Positive, Ranking, find_metric
+from sirc.report.figures.pairs import PAIRS, fprs
 from sirc.report.figures.style import (
     GROUPS,
     FloatArray,
-    Look,
     array,
     drawn,
     label_of,
@@ -33,18 +33,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The pairs in each panel: name, negatives, positives.
-_PANELS: Final[tuple[tuple[tuple[str, Negative, Positive], ...], ...]] = (
-    (("OOD|ID", "ood", "id"),),
-    (("ID✗|ID✓", "wrong", "correct"), ("OOD|ID✓", "ood", "correct")),
-)
 _DASHES: Final = ("-", (0, (3.2, 1.4)), (0, (1, 1.1)), (0, (6, 1.4, 1, 1.4)))
 _MARKERS: Final = "osD^"
-PAIRS: Final = {
-    "ID✗|ID✓": GROUPS["wrong"],
-    "OOD|ID✓": GROUPS["ood"],
-    "OOD|ID": Look("#56B4E9", hatch="\\\\\\\\"),
-}
 _GRID: Final = tuple(round(0.05 * k, 2) for k in range(1, 20))
 _SYMBOLS: Final = {"alpha": "α", "beta": "β"}
 
@@ -86,24 +76,23 @@ def separation(evaluation: Evaluation, scores: Sequence[str], *, negative: str |
     wanted, at = as_names(scores), evaluation.recall
     if not 1 <= len(wanted) <= len(_DASHES):
         raise ValueError(f"`scores` must be 1 to {len(_DASHES)} scores, to be told apart; got {len(wanted)}.")
-    negative = negative or (POOLED if evaluation.ood else WRONG)
+    negative = negative or evaluation._usual_negative
     rankings = {score: evaluation.ranking(score, negative) for score in wanted}
-    counts = {"wrong": rankings[wanted[0]].num_wrong, "ood": rankings[wanted[0]].num_ood}
-    shown = [pairs for panel in _PANELS if (pairs := [pair for pair in panel if counts[pair[1]]])]
-    if not shown:
+    positives: list[Positive] = [one for one in ("id", "correct") if fprs(rankings[wanted[0]], one, at)]
+    if not positives:
         raise ValueError(f"FPR needs wrong predictions or OOD data; this is {evaluation!r}.")
-    figure, axes = new_figure(1, len(shown), width=2.8 * len(shown) + 0.5, height=3.0, sharey=True)
-    for panel, pairs in zip(axes[0], shown, strict=True):
+    figure, axes = new_figure(1, len(positives), width=2.8 * len(positives) + 0.5, height=3.0, sharey=True)
+    for panel, positive in zip(axes[0], positives, strict=True):
         for number, (score, ranking) in enumerate(rankings.items()):
-            for name, negatives, positive in pairs:
+            for name, fpr in fprs(ranking, positive, at).items():
+                negatives = PAIRS[name].negative
                 curve, colour = roc(ranking, negatives, positive), GROUPS[negatives].colour
                 line: dict[str, Any] = {"color": colour, "linestyle": _DASHES[number], "gid": f"{name} {number}"}
                 panel.plot(*curve, label=f"{name}, {label_of(score)}", **line)
-                fpr = ranking.fpr(negatives, recall=at, positive=positive)
                 panel.plot([at], [fpr], _MARKERS[number], color=colour, mec="white", mew=0.5)
         panel.plot([0, 1], [0, 1], color="0.8", linewidth=0.6, zorder=0)
         panel.axvline(at, color="0.6", linewidth=0.6, linestyle=(0, (3, 2)), zorder=0)
-        accepted = "ID" if pairs[0][2] == "id" else "ID✓"
+        accepted = "ID" if positive == "id" else "ID✓"
         panel.set(xlim=(0, 1.01), ylim=(0, 1.01), aspect="equal", xlabel=f"TPR (share of {accepted} accepted)")
         panel.legend(loc="upper left")
     axes[0][0].set_ylabel("FPR (share of negatives accepted)")
@@ -132,9 +121,9 @@ def risks(
         'All OOD,  α = 0.7,  β = 0.5'
     """
     wanted, at = as_names(scores), evaluation.recall
-    negative = negative or (POOLED if evaluation.ood else WRONG)
-    a = 1.0 if alpha is None and not evaluation.ood else _single(alpha, evaluation.alpha)
-    b = _single(beta, evaluation.beta)
+    negative = negative or evaluation._usual_negative
+    a = 1.0 if alpha is None and not evaluation.ood else _single("alpha", alpha, evaluation.alpha)
+    b = _single("beta", beta, evaluation.beta)
     covered = evaluation.curves("risk_coverage", negative=negative, alpha=a, beta=b, scores=wanted)
     recalled = evaluation.curves("risk_recall", negative=negative, alpha=a, beta=b, scores=wanted)
     figure, axes = new_figure(1, 2, height=3.2, sharey=True)
@@ -167,10 +156,10 @@ def risks(
     return figure
 
 
-def _single(given: float | None, evaluated: Tensor) -> float:
+def _single(name: str, given: float | None, evaluated: Tensor) -> float:
     """One α or β: the one given, else the evaluation's own where it has one, else ½."""
     if given is not None:
-        return float(given)
+        return check_fraction(name, given)
     return float(evaluated[0]) if len(evaluated) == 1 else 0.5
 
 
@@ -269,32 +258,26 @@ def change_table(
         >>> change_table([ev])[["score", "pair", "mean"]].iloc[1].to_dict()
         {'score': 'energy', 'pair': 'OOD|ID✓', 'mean': -0.5}
     """
-    changed: dict[tuple[str, str], list[float]] = {}
+    rows = []
     for evaluation in evaluations:
-        usual = _fprs(evaluation, baseline)
+        usual = _mean_fprs(evaluation, baseline)
         others = [name for name in (evaluation.scores if scores is None else as_names(scores)) if name != baseline]
-        fprs = {score: _fprs(evaluation, score) for score in others}
-        for pair, score in product(usual, others):
-            changed.setdefault((score, pair), []).append(fprs[score][pair] - usual[pair])
-    if not changed:
+        by_score = {score: _mean_fprs(evaluation, score) for score in others}
+        rows += [(score, pair, by_score[score][pair] - usual[pair]) for pair in usual for score in others]
+    if not rows:
         raise ValueError(f"a change needs a run, `{baseline}` and another score, and data to reject; got none.")
-    rows = [
-        (*key, float(np.mean(runs)), float(np.std(runs, ddof=1)) if len(runs) > 1 else float("nan"), len(runs))
-        for key, runs in changed.items()
-    ]
-    return pd.DataFrame(rows, columns=["score", "pair", "mean", "std", "runs"])
+    frame = pd.DataFrame(rows, columns=["score", "pair", "change"])
+    by_pair = frame.groupby(["score", "pair"], sort=False)["change"]
+    return by_pair.agg(mean="mean", std="std", runs="count").reset_index()
 
 
-def _fprs(evaluation: Evaluation, score: str) -> dict[str, float]:
+def _mean_fprs(evaluation: Evaluation, score: str) -> dict[str, float]:
     """FPR at the evaluation's recall for ID✗|ID✓, OOD|ID✓ and OOD|ID, those of OOD as means over the sets."""
-    recall, fprs = evaluation.recall, {}
-    if not bool(evaluation.correct.all()):
-        fprs["ID✗|ID✓"] = evaluation.ranking(score, WRONG).fpr("wrong", recall=recall)
-    if evaluation.ood:
-        rankings = [evaluation.ranking(score, name) for name in evaluation.ood]
-        fprs["OOD|ID✓"] = sum(r.fpr("ood", recall=recall) for r in rankings) / len(rankings)
-        fprs["OOD|ID"] = sum(r.fpr("ood", recall=recall, positive="id") for r in rankings) / len(rankings)
-    return fprs
+    recall, rankings = evaluation.recall, [evaluation.ranking(score, name) for name in evaluation.ood or [WRONG]]
+    each = [fprs(ranking, "correct", recall) | fprs(ranking, "id", recall) for ranking in rankings]
+    of_ood = [pair for pair in each[0] if PAIRS[pair].negative == "ood"]
+    # That of ID✗ is the same with each set.
+    return each[0] | {pair: sum(one[pair] for one in each) / len(each) for pair in of_ood}
 
 
 @drawn
@@ -351,8 +334,8 @@ def _draw_changes(panel: Axes, table: pd.DataFrame, scores: list[str]) -> None:
             np.arange(len(scores)) + (number - (len(shown) - 1) / 2) * 0.26,
             100 * rows["mean"].to_numpy(),
             height=0.26,
-            color=PAIRS[pair].colour,
-            hatch=PAIRS[pair].hatch,
+            color=PAIRS[pair].look.colour,
+            hatch=PAIRS[pair].look.hatch,
             edgecolor="white",
             linewidth=0.3,
             label=pair,

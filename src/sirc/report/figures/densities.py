@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from sirc._utils.text import percent
-from sirc.evaluation import POOLED, WRONG, Evaluation, as_names, parse_or_none
-from sirc.metrics import Ranking
+from sirc.evaluation import Evaluation, parse_or_none
+from sirc.metrics import Positive, Ranking
 from sirc.report.figures.kernels import density, span
+from sirc.report.figures.pairs import fprs
 from sirc.report.figures.style import GROUPS, FloatArray, array, drawn, label_of, name_ood, new_figure
 from sirc.report.names import metric_name
 from sirc.scores import ranks_by_gap
@@ -45,8 +46,8 @@ def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: 
         >>> len(figure.axes)  # OOD detection, and SCOD
         2
     """
-    wanted = as_names(scores)
-    negative = negative or (POOLED if evaluation.ood else WRONG)
+    wanted = evaluation._wanted(scores)
+    negative = negative or evaluation._usual_negative
     figure, axes = new_figure(len(wanted), 2, height=0.55 + 1.45 * len(wanted), sharey="row")
     for row, score in zip(axes, wanted, strict=True):
         ranking = evaluation.ranking(score, negative)
@@ -65,7 +66,7 @@ def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: 
         left, right = (max(float(h[part].max()) for h in heights.values()) for part in _SIDES)
         for panel, task in zip(row, TASKS, strict=True):
             _draw(panel, task, grid, {name: h for name, h in heights.items() if len(groups[name])})
-            _mark(panel, task, ranking, evaluation.recall, at="right" if right <= left else "left")
+            _mark(panel, task, ranking, evaluation.recall, side="right" if right <= left else "left")
         row[0].set_ylabel(f"density of\n{label_of(score)}{_scale(score)}")
     for panel, task in zip(axes[0], TASKS, strict=True):
         _header(panel, task, [name for name, values in groups.items() if len(values)])
@@ -108,28 +109,20 @@ def _draw(axes: Axes, task: str, grid: FloatArray, heights: dict[str, FloatArray
     axes.spines["left"].set_visible(False)
 
 
-def _mark(axes: Axes, task: str, ranking: Ranking, recall: float, *, at: Literal["left", "right"]) -> None:
+def _mark(axes: Axes, task: str, ranking: Ranking, recall: float, *, side: Literal["left", "right"]) -> None:
     """Mark the task's threshold, and write the share of each negative that it accepts on the side with more room."""
-    fpr = {}
-    if task == "SCOD":
-        threshold = ranking.threshold(recall=recall)
-        if ranking.num_wrong:
-            fpr["ID✗|ID✓"] = ranking.fpr("wrong", recall=recall)
-        if ranking.num_ood:
-            fpr["OOD|ID✓"] = ranking.fpr("ood", recall=recall)
-    else:  # the highest threshold that accepts at least `recall` of all ID data
-        threshold = float(ranking.thresholds[ranking._reaching(recall, "id")])
-        if ranking.num_ood:
-            fpr["OOD|ID"] = ranking.fpr("ood", recall=recall, positive="id")
+    positive: Positive = "correct" if task == "SCOD" else "id"
+    threshold = ranking._threshold_of(ranking._reaching(recall, positive))
+    accepted = fprs(ranking, positive, recall)
     if math.isfinite(threshold):
         axes.axvline(threshold, color="0.25", linewidth=0.8, linestyle=(0, (3, 2)))
-    if fpr:
-        lines = [metric_name(f"fpr@{100 * recall:g}"), *(f"{pair} {percent(value)}" for pair, value in fpr.items())]
+    if accepted:
+        lines = [metric_name(f"fpr@{100 * recall:g}"), *(f"{pair} {percent(fpr)}" for pair, fpr in accepted.items())]
         axes.annotate(
             "\n".join(lines),
-            (0.99 if at == "right" else 0.01, 0.97),
+            (0.99 if side == "right" else 0.01, 0.97),
             xycoords="axes fraction",
-            ha=at,
+            ha=side,
             va="top",
             fontsize=7,
             linespacing=1.35,

@@ -198,7 +198,10 @@ def _endings(names: Sequence[str], *, always: bool = False) -> list[str]:
     endings: list[str] = []
     for number, name in enumerate(names, 1):
         short = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or str(number)
-        endings.append(f"-{short}" if f"-{short}" not in endings else f"-{short}-{number}")
+        ending = f"-{short}"
+        while ending in endings:
+            ending += f"-{number}"
+        endings.append(ending)
     return endings
 
 

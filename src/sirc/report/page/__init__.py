@@ -7,12 +7,13 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Final, final
 
+from sirc._utils.checks import check_type
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc.evaluation import Evaluation
 from sirc.progress import SILENT, Progress
@@ -54,18 +55,17 @@ def report(
         report.html True
     """
     refuse_existing(path, overwrite)
+    what = "an evaluation, or a list of runs such as `sirc.experiment.load_runs` gives"
+    check_type("runs", runs, Evaluation | Iterable, what)
     shown: Sequence[Run] = [_Single(runs)] if isinstance(runs, Evaluation) else list(runs)
     if not shown:
         raise ValueError("a page must have at least one run to show; got none")
     for run in shown:
         if not isinstance(getattr(run, "evaluation", None), Evaluation):
-            raise ValueError(
-                "`runs` must be an evaluation, or a list of runs such as `sirc.experiment.load_runs` gives; got "
-                f"{type(run).__name__}"
-            )
+            raise ValueError(f"`runs` must be {what}; got {type(run).__name__}")
     models = dict.fromkeys(run.model for run in shown if run.model)
     content = payload(shown, title or ", ".join(models) or "Which score to deploy", progress=progress)
-    text = _page({**content, "notes": list(notes)})
+    text = _page({**content, "notes": [notes] if isinstance(notes, str) else list(notes)})
     atomic_write(path, lambda file: file.write(text.encode()))
     return Path(path)
 

@@ -3,7 +3,7 @@
 import { byId, el, setText, swatch } from "./dom.js";
 import { mean, ranked } from "./seeds.js";
 import { defaultWeights, fixedMetrics, isShown, nearestLevel, oodShares, scaled, startState, toFragment } from "./state.js";
-import { EXPLANATIONS, metricName, neat } from "./words.js";
+import { EXPLANATIONS, metricName, neat, percent, rounded } from "./words.js";
 
 /** Make the controls. `change(part)` changes a part of the setting; `scene()` gives what is shown. */
 export function makeControls(data, change, scene) {
@@ -61,9 +61,9 @@ function showSetting(data, model, state) {
   setValue("alpha", state.alpha);
   setValue("beta", state.beta);
   setValue("recall", state.level);
-  setValue("alpha-number", Number(state.alpha.toFixed(4)));
-  setValue("beta-number", Number(state.beta.toFixed(4)));
-  setValue("recall-number", Number((100 * recall).toFixed(4)));
+  setValue("alpha-number", rounded(state.alpha));
+  setValue("beta-number", rounded(state.beta));
+  setValue("recall-number", rounded(100 * recall));
   byId("recall").setAttribute("aria-valuetext", neat(recall));
   setText(byId("risk-name"), metricName("risk", recall));
   setValue("model", String(state.model));
@@ -84,9 +84,9 @@ function showSetting(data, model, state) {
     row.querySelector("input[type=checkbox]").checked = shares[set] > 0;
     const slider = row.querySelector("input[type=range]");
     slider.value = sliders[set];
-    slider.setAttribute("aria-valuetext", `${(100 * shares[set]).toFixed(1)}% of OOD input`);
-    const rounded = `${(100 * shares[set]).toFixed(0)}%`;
-    setText(row.querySelector("output"), shares[set] > 0 && rounded === "0%" ? "<1%" : rounded);
+    slider.setAttribute("aria-valuetext", `${percent(shares[set])} of OOD input`);
+    const whole = percent(shares[set], 0);
+    setText(row.querySelector("output"), shares[set] > 0 && whole === "0%" ? "<1%" : whole);
   }
 }
 

@@ -31,15 +31,15 @@ class Grid:
     """How many different thresholds are at least as strict; consecutive ones have nothing between them."""
     counts: Ints
     """(group, threshold): how many of ID✓, ID✗ and each OOD set have at least that score."""
-    turns: Ints
+    least_points: Ints
     """The least number of points for which each threshold is kept."""
 
     def fewer(self, points: int) -> Grid:
         """Give what `make_grid` makes for fewer points; the levels stay."""
         if len(self.ranks) <= points:
             return self
-        kept = self.turns <= points
-        return Grid(self.thresholds[kept], self.ranks[kept], self.counts[:, kept], self.turns[kept])
+        kept = self.least_points <= points
+        return Grid(self.thresholds[kept], self.ranks[kept], self.counts[:, kept], self.least_points[kept])
 
 
 def make_grid(groups: Sequence[Floats], levels: Sequence[float] = LEVELS, points: int = POINTS) -> Grid:
@@ -49,12 +49,12 @@ def make_grid(groups: Sequence[Floats], levels: Sequence[float] = LEVELS, points
     highest threshold that reaches it; the strictest threshold of all; and the one that accepts everything.
     """
     thresholds, counts = _accepted(groups)
-    chosen, turns = _refined(counts, _placed(counts, levels, points), points)
+    chosen, least_points = _refined(counts, _placed(counts, levels, points), points)
     if len(thresholds) <= points:
         every = np.full(len(thresholds), points)  # those that make no area more exact are dropped first
-        every[chosen] = turns
-        chosen, turns = np.arange(len(thresholds)), every
-    return Grid(thresholds[chosen], chosen + 1, counts[:, chosen].astype(np.int64), turns)
+        every[chosen] = least_points
+        chosen, least_points = np.arange(len(thresholds)), every
+    return Grid(thresholds[chosen], chosen + 1, counts[:, chosen].astype(np.int64), least_points)
 
 
 def _accepted(groups: Sequence[Floats]) -> tuple[Floats, Counts]:
@@ -106,8 +106,8 @@ def _refined(counts: Counts, chosen: Ints, points: int) -> tuple[Ints, Ints]:
         spare -= most
     places = np.concatenate(added)
     order = np.argsort(places)
-    turns = np.maximum(np.arange(1, len(places) + 1), len(at))
-    return examined[places[order]], turns[order]
+    least_points = np.maximum(np.arange(1, len(places) + 1), len(at))
+    return examined[places[order]], least_points[order]
 
 
 def _looked_at(counts: Counts, chosen: Ints) -> Ints:

@@ -11,7 +11,7 @@ import { sum } from "./seeds.js";
 import { fromFragment, settled, toFragment } from "./state.js";
 import { drawAlpha, drawBeta } from "./sweeps.js";
 import { detailKey, makeRanked, makeSets } from "./tables.js";
-import { advice, grouped, metricName, neat, sentence, thousand } from "./words.js";
+import { advice, grouped, metricName, neat, rounded, sentence, thousand } from "./words.js";
 
 const BUDGET = 26; // ms: a frame draws a second plot only if it is expected to end within these
 
@@ -119,7 +119,7 @@ function settingInWords() {
   const model = scene.model.name ? `${scene.model.name}, ` : "";
   const run = state.run !== "all" ? `seed ${state.run}, ` : scene.several ? `mean over ${scene.runs.length} runs, ` : "";
   const mix = scene.model.sets.length ? `, OOD: ${state.mix === "own" ? "own mix" : state.mix === "all" ? "all sets" : state.mix}` : "";
-  return `${model}${run}α = ${Number(state.alpha.toFixed(4))}, β = ${Number(state.beta.toFixed(4))}, recall ${neat(scene.recall)}${mix}`;
+  return `${model}${run}α = ${rounded(state.alpha)}, β = ${rounded(state.beta)}, recall ${neat(scene.recall)}${mix}`;
 }
 
 const KINDS = ["right", "wrong", "of no class"];

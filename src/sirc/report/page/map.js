@@ -3,7 +3,7 @@
 import { blend, byId, el, setText, swatch } from "./dom.js";
 import { axis, colourOf, draw, letters, literally, theme } from "./plots.js";
 import { CELLS, CENTRES } from "./scene.js";
-import { hundredfold, mapShares, metricName, percent } from "./words.js";
+import { hundredfold, metricName, percent, rounded } from "./words.js";
 
 const CLEAR = 0.1; // a lead of this part of the runner-up's value has the full colour
 
@@ -56,10 +56,27 @@ function contentOf(scene, look) {
       dots.y.push(CENTRES[j]);
     }
   }));
-  const { shares, noisy } = mapShares(scene);
+  const { shares, noisy } = wonShares(scene);
   const note = scene.shown.length > 1 ? `In ${percent(noisy, 0)} of the square the lead is within noise.` : "";
   const words = shares.slice(0, 4).map(([index, share]) => `${scene.name(index)} is best in ${percent(share, 0)}`).join(", ");
   return { traces: [heat, bordersOf(scene, look), dots], labels: labelsOf(scene, look), shares: shares.slice(0, 6), note, words };
+}
+
+/** How much of the square each score wins, the most first. */
+function wonShares(scene) {
+  const won = new Map();
+  let noisy = 0;
+  for (const row of scene.map) {
+    for (const cell of row) {
+      won.set(cell.best, (won.get(cell.best) ?? 0) + 1);
+      noisy += cell.noise;
+    }
+  }
+  const cells = scene.map.length * scene.map[0].length;
+  return {
+    shares: [...won].map(([score, count]) => [score, count / cells]).sort((one, other) => other[1] - one[1]),
+    noisy: noisy / cells,
+  };
 }
 
 function told(scene, cell) {
@@ -134,7 +151,7 @@ export function makeMap(change) {
   const move = (event) => {
     const area = plot.querySelector(".nsewdrag")?.getBoundingClientRect();
     if (!area) return;
-    const within = (value) => Number(Math.min(1, Math.max(0, value)).toFixed(2));
+    const within = (value) => rounded(Math.min(1, Math.max(0, value)), 2);
     change({ alpha: within((event.clientX - area.left) / area.width), beta: within((area.bottom - event.clientY) / area.height) });
   };
   const inside = (event) => event.target.closest?.(".nsewdrag");

@@ -106,12 +106,12 @@ export function auroc(score, group) {
 }
 
 /** The least risk any score could have at each coverage: ID✓ first, then the cheaper mistakes. */
-export function oracle(accuracy, alpha, beta, points = 160) {
+export function oracle(accuracy, alpha, beta) {
   const good = alpha * accuracy;
   const first = beta <= 0.5 ? alpha * (1 - accuracy) : 1 - alpha;
   const cheap = Math.min(beta, 1 - beta);
   const dear = Math.max(beta, 1 - beta);
-  const x = Array.from({ length: points }, (_, i) => (i + 1) / points);
+  const x = Array.from({ length: 160 }, (_, i) => (i + 1) / 160);
   x.push(good, Math.min(1, good + first));
   x.sort((one, other) => one - other);
   const coverage = x.filter((k) => k > 0);

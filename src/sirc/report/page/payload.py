@@ -135,10 +135,9 @@ def _values(evaluation: Evaluation) -> dict[str, list[list[float | None]]]:
 
 def _id_values(evaluation: Evaluation) -> dict[str, float | None]:
     """Give the metrics of the ID data, which are the same for every score."""
-    table = evaluation.table
-    values = table[table["score"] == evaluation.scores[0]].drop_duplicates("metric").set_index("metric")["value"]
+    values = evaluation.table.drop_duplicates("metric").set_index("metric")["value"]
     metrics = (metric for metric in all_metrics() if not metric.per_negative)
-    return {metric.name: _short(values[metric.label(evaluation.recall)]) for metric in metrics}
+    return {metric.name: _short(values.get(metric.label(evaluation.recall))) for metric in metrics}
 
 
 def _short(value: float | None) -> float | None:
@@ -163,9 +162,8 @@ def _check_alike(runs: Sequence[Run]) -> None:
 
 def _groups(evaluation: Evaluation, score: str) -> list[Floats]:
     """Give the scores of ID✓, ID✗ and each OOD set."""
-    own, right = evaluation.confidences[score].cpu().numpy(), evaluation.correct.cpu().numpy()
-    values = [own[right], own[~right], *(x[score].cpu().numpy() for x in evaluation.ood.values())]
-    return [value.astype(np.float64, copy=False) for value in values]
+    right, wrong, sets = evaluation._groups(score, evaluation._usual_negative)
+    return [value.cpu().numpy().astype(np.float64, copy=False) for value in (right, wrong, *sets.values())]
 
 
 def _drawn(look: Look) -> dict[str, str]:

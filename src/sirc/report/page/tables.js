@@ -4,7 +4,7 @@ import { byId, el, setText, swatch } from "./dom.js";
 import { atBeta, auroc, metricParts, mixed, reaching } from "./mixture.js";
 import { slopes, twiceError, variances } from "./noise.js";
 import { mean, paired, spread } from "./seeds.js";
-import { grouped, hundredfold, metricName, neat, noiseInWords, plainNumber, signed } from "./words.js";
+import { grouped, hundredfold, metricName, neat, noiseInWords, plainNumber, rounded, signed } from "./words.js";
 
 /** The ranked list. `choose(spec)` is called when the name of a score is pressed. */
 export function makeRanked(choose) {
@@ -220,7 +220,7 @@ function detailTwice(scene, score, set) {
     };
     return { own: run.scores[one], slopes: slopes(path, detail, setting) };
   });
-  return twiceError(variances(run, own, theirs, scene.model.sets.map((_, other) => Number(other === set))), beta);
+  return twiceError(variances(run, own, theirs, onlySet(scene, set)), beta);
 }
 
 function detailIn(scene, run, own, set) {
@@ -234,10 +234,16 @@ function detailIn(scene, run, own, set) {
   return atBeta(metricParts(alone, detail, set === null ? 1 : alpha, at), beta);
 }
 
+/** A score on one set as the OOD input. */
 function aloneOf(scene, run, own, set) {
   own.alone ??= new Map();
-  if (!own.alone.has(set)) own.alone.set(set, mixed(run, own, scene.model.sets.map((_, other) => Number(other === set))));
+  if (!own.alone.has(set)) own.alone.set(set, mixed(run, own, onlySet(scene, set)));
   return own.alone.get(set);
+}
+
+/** The shares of the OOD input where it is all of one set. */
+function onlySet(scene, set) {
+  return scene.model.sets.map((_, other) => Number(other === set));
 }
 
 function fillDetail(scene, cell, values, { mean: difference, spread: reach, noise }, place, higher) {
@@ -259,7 +265,7 @@ function fixedNote(scene) {
 
 function setsNote(scene) {
   const { detail, alpha, beta } = scene.state;
-  const setting = `α = ${Number(alpha.toFixed(4))}, β = ${Number(beta.toFixed(4))}`;
+  const setting = `α = ${rounded(alpha)}, β = ${rounded(beta)}`;
   const what = {
     auroc: "%AUROC against ID✓; higher is better.",
     fpr: `Share accepted at recall ${neat(scene.recall)}, in percent; lower is better.`,

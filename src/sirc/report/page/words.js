@@ -12,9 +12,14 @@ export function hundredfold(fraction, digits = 2) {
   return Number.isFinite(fraction) ? minus((100 * fraction).toFixed(digits)) : "–";
 }
 
+/** A number without needless zeros: 0.5, 0.3333. */
+export function rounded(value, digits = 4) {
+  return Number(value.toFixed(digits));
+}
+
 /** A percentage without needless zeros: 95%, 99.9%. */
-export function neat(fraction) {
-  return `${Number((100 * fraction).toFixed(4))}%`;
+export function neat(fraction, digits = 4) {
+  return `${rounded(100 * fraction, digits)}%`;
 }
 
 export function signed(fraction, digits = 2) {
@@ -38,7 +43,7 @@ export function grouped(number) {
 }
 
 export function metricName(metric, recall) {
-  return metric === "risk" ? `Risk@${Number((100 * recall).toFixed(4))}` : metric.toUpperCase();
+  return metric === "risk" ? `Risk@${rounded(100 * recall)}` : metric.toUpperCase();
 }
 
 /** Rounded numbers whose sum is the rounded sum. */
@@ -65,17 +70,13 @@ export function thousand(scene, score) {
 export function sentence(scene) {
   const { accepted } = thousand(scene, scene.focus);
   const [right, wrong, ood] = accepted.map(String);
-  const outside = scene.model.sets.length ? `, with ${percentOf(1 - scene.state.alpha)} OOD` : "";
+  const outside = scene.model.sets.length ? `, with ${neat(1 - scene.state.alpha, 2)} OOD` : "";
   const noClass = scene.model.sets.length ? `, ${ood} that belong${ood === "1" ? "s" : ""} to no class` : "";
   return [
     `At recall ${neat(scene.recall)}${outside}, of 1000 inputs `,
     { name: scene.name(scene.focus) },
     ` accepts ${sum(accepted)}: ${right} right, ${wrong} wrong${noClass}.`,
   ];
-}
-
-function percentOf(fraction) {
-  return `${Number((100 * fraction).toFixed(2))}%`;
 }
 
 /** Against the baseline, how sure the lead is, and whether α matters: up to three sentences. */
@@ -123,11 +124,11 @@ function alphaInWords(scene) {
     if (last?.best === cell.best) last.end = i;
     else stretches.push({ best: cell.best, begin: i, end: i });
   });
-  const beta = `By ${metricName(scene.state.metric, scene.recall)} with β near ${Number(scene.state.beta.toFixed(2))}`;
+  const beta = `By ${metricName(scene.state.metric, scene.recall)} with β near ${rounded(scene.state.beta, 2)}`;
   const unsure = row.every((cell) => cell.noise) ? ", but nowhere beyond noise" : "";
   if (stretches.length === 1) return `${beta}, ${scene.name(row[0].best)} is best whatever α is${unsure}.`;
   if (stretches.length > 5) return `${beta}, the best score changes ${stretches.length - 1} times as α grows${unsure}.`;
-  const border = (i) => Number(((CENTRES[i] + CENTRES[i - 1]) / 2).toFixed(3));
+  const border = (i) => rounded((CENTRES[i] + CENTRES[i - 1]) / 2, 3);
   const pieces = stretches.map(({ best, begin }, i) =>
     i === 0 ? `${scene.name(best)} up to α = ${border(stretches[1].begin)}` : `${scene.name(best)} from ${border(begin)}`);
   return `${beta}, the best is ${pieces.join(", ")}${unsure}.`;
@@ -135,23 +136,6 @@ function alphaInWords(scene) {
 
 function listed(names) {
   return names.length < 2 ? names.join() : `${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}`;
-}
-
-/** How much of the square each score wins, the most first. */
-export function mapShares(scene) {
-  const won = new Map();
-  let noisy = 0;
-  for (const row of scene.map) {
-    for (const cell of row) {
-      won.set(cell.best, (won.get(cell.best) ?? 0) + 1);
-      noisy += cell.noise;
-    }
-  }
-  const cells = scene.map.length * scene.map[0].length;
-  return {
-    shares: [...won].map(([score, count]) => [score, count / cells]).sort((one, other) => other[1] - one[1]),
-    noisy: noisy / cells,
-  };
 }
 
 export const EXPLANATIONS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
 __all__ = ["save_tables", "table"]
-
-_SUFFIXES: Final = {".csv": "csv", ".md": "markdown", ".html": "html", ".tex": "latex", ".txt": "text"}
 
 
 class Cell(NamedTuple):
@@ -64,11 +62,9 @@ class Table:
 
     @cached_property
     def _grid(self) -> dict[tuple[str, ...], Cell]:
-        keys, figures = (
-            self.cells[list(names)].itertuples(index=False, name=None)
-            for names in (("model", "score", "negative", "metric"), Cell._fields)
-        )
-        return dict(zip(keys, map(Cell._make, figures), strict=True))
+        keys = ["model", "score", "negative", "metric"]
+        rows = self.cells[[*keys, *Cell._fields]].itertuples(index=False, name=None)
+        return {row[: len(keys)]: Cell(*row[len(keys) :]) for row in rows}
 
     def __repr__(self) -> str:
         shape = f"{len(self.models)} models × {len(self.scores)} scores × {len(self.negatives)} negatives"
@@ -148,12 +144,10 @@ class Table:
     def save(self, path: PathLike, *, overwrite: bool = False) -> Path:
         """Write a file in the format of its suffix: .csv, .md, .html (a page), .tex (a document) or .txt."""
         path = Path(path)
-        if path.suffix.lower() not in _SUFFIXES:
-            raise ValueError(f"a table must go to a file that ends in {', '.join(_SUFFIXES)}; got '{path}'.")
+        if path.suffix.lower() not in _WRITERS:
+            raise ValueError(f"a table must go to a file that ends in {', '.join(_WRITERS)}; got '{path}'.")
         refuse_existing(path, overwrite)
-        name = _SUFFIXES[path.suffix.lower()]
-        whole = {"html": {"page": True}, "latex": {"document": True}}.get(name, {})
-        content: str = getattr(self, name)(**whole)
+        content = _WRITERS[path.suffix.lower()](self)
         atomic_write(path, lambda file: file.write(content.encode()))
         return path
 
@@ -165,6 +159,15 @@ class Table:
                 stacks.append([])
             stacks[-1].append(model)
         return stacks
+
+
+_WRITERS: Final[Mapping[str, Callable[[Table], str]]] = {
+    ".csv": Table.csv,
+    ".md": Table.markdown,
+    ".html": lambda table: table.html(page=True),
+    ".tex": lambda table: table.latex(document=True),
+    ".txt": Table.text,
+}
 
 
 def table(
