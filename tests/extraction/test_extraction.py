@@ -697,3 +697,34 @@ def test_no_image_of_a_batch_is_left_alone_by_the_steps_of_a_cpu():
     images = torch.randn(10, 3, 360, 360)  # three at once
     outputs = sirc.extract(Squeezing(), TensorDataset(images), batch_size=10, labels=False, head="fc")
     assert len(outputs) == 10
+
+
+def test_paths_beside_the_images_are_not_taken_for_labels():
+    images = [(torch.zeros(3, 2, 2), f"{i}.png") for i in range(4)]
+    words = r"`labels` must be one whole number for each of the 4 inputs; got .'0.png', .*Pass `labels=False`"
+    with pytest.raises(ValueError, match=words):
+        sirc.extract(network(), DataLoader(images, batch_size=4))
+    assert len(sirc.extract(network(), DataLoader(images, batch_size=4), labels=False)) == 4
+
+
+def test_an_empty_batch_of_a_stream_is_told_for_what_it_is():
+    with pytest.raises(ValueError, match="a tuple that starts with one, .*got tuple"):
+        sirc.extract(network(), [()], head="4", channels_last=True)
+
+
+def test_images_get_their_memory_format_in_every_kind_of_batch():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.formats = nn.Linear(3, K), []
+
+        def forward(self, x, other=None):
+            for images in (x, x if other is None else other):
+                self.formats.append(images.is_contiguous(memory_format=torch.channels_last))
+            return self.fc(x.mean((2, 3)))
+
+    model, x, labels = Named(), torch.randn(2, 3, 4, 4), torch.tensor([0, 1])
+    for batch in (x, (x, labels), ((x, x), labels), {"x": x, "labels": labels}):
+        sirc.extract(model, [batch], head="fc", channels_last=True)
+    assert len(model.formats) == 8
+    assert all(model.formats)

@@ -72,6 +72,16 @@ class Reader(ABC):
     def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[IndexedBatch]:
         """Read these rows in order; each span starts a new batch, so that all processes make the same batches."""
 
+    def first(self, count: int) -> object:
+        """Read the first `count` items, fewer where some are broken; None where none can be read."""
+        spans = (range(start, min(start + count, len(self))) for start in range(0, len(self), count))
+        return next((got.batch for span in spans for got in self.read([span], workers=0) if got.batch is not None), None)
+
+    def batches(self, spans: Sequence[range]) -> list[range]:
+        """Cut each span into batches."""
+        size = self.batch_size
+        return [span[start : start + size] for span in spans for start in range(0, len(span), size)]
+
     def where(self, index: int) -> str:
         """Name an item for messages."""
         dataset: Any = self.dataset
@@ -93,10 +103,7 @@ class DatasetReader(Reader):
 
     def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[IndexedBatch]:
         """Read these rows in order, in worker processes if there are any."""
-        if not spans:
-            return
-        size = self.batch_size
-        batches = [span[start : start + size] for span in spans for start in range(0, len(span), size)]
+        batches = self.batches(spans)
         # Starting a process takes longer than most batches, so start none that would get no batch.
         count = min(usable_workers(self.workers if workers is None else workers), len(batches))
         options = {k: v for k, v in (self.options or {}).items() if count or k not in _WORKER_OPTIONS}

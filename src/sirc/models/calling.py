@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeGuard
 
@@ -95,25 +95,30 @@ def _call(model: nn.Module, inputs: list[Tensor]) -> object:
         raise
 
 
-def rows_of(batch: object, which: slice) -> object:
-    """Select rows of any batch that `call_model` takes."""
+def map_inputs(batch: object, change: Callable[[object], object]) -> object:
+    """Change each input of any batch that `call_model` takes; labels stay as they are."""
     if _is_list(batch) and batch:
         first = batch[0]
-        return [tuple(rows_of(one, which) for one in first) if _is_list(first) else rows_of(first, which)]
+        return [tuple(map(change, first)) if _is_list(first) else change(first), *batch[1:]]
     if isinstance(batch, Mapping):
-        return {key: rows_of(value, which) for key, value in batch.items()}
-    return batch[which] if isinstance(batch, Tensor) and batch.ndim else batch
+        return {key: value if key in LABEL_KEYS else change(value) for key, value in batch.items()}
+    return change(batch)
+
+
+def rows_of(batch: object, which: slice) -> object:
+    """Select rows of the inputs of a batch, for `call_model`, which ignores the labels."""
+    return map_inputs(batch, lambda x: x[which] if isinstance(x, Tensor) and x.ndim else x)
 
 
 def copy_of(batch: object) -> object:
-    """Copy the tensors of any batch that `call_model` takes: a network may change its input in place."""
-    if _is_list(batch):
-        return (tuple if isinstance(batch, tuple) else list)(map(copy_of, batch))
-    if isinstance(batch, Mapping):
-        return {key: copy_of(value) for key, value in batch.items()}
-    if isinstance(batch, np.ndarray):
-        return batch.copy()
-    return batch.clone() if isinstance(batch, Tensor) else batch
+    """Copy the inputs of a batch: a network may change them in place."""
+
+    def copied(value: object) -> object:
+        if isinstance(value, np.ndarray):
+            return value.copy()
+        return value.clone() if isinstance(value, Tensor) else value
+
+    return map_inputs(batch, copied)
 
 
 def model_logits(output: object) -> Tensor:

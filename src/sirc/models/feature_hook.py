@@ -28,7 +28,7 @@ def capture_features(model: nn.Module, name: str) -> Iterator[Callable[[], Tenso
             logits = model(images)
             features = take()
     """
-    hook = FeatureHook(None, None)
+    hook = FeatureHook()
     with hook.attach(model, name, last=False):
         hook.open()
         yield hook.take
@@ -38,7 +38,7 @@ def capture_features(model: nn.Module, name: str) -> Iterator[Callable[[], Tenso
 class FeatureHook:
     """A hook that catches features in each thread separately; a selective classifier keeps one on its model."""
 
-    def __init__(self, width: int | None, classes: int | None) -> None:
+    def __init__(self, width: int | None = None, classes: int | None = None) -> None:
         self.name: str | None = None
         self.is_last = False
         self._width = width
@@ -101,9 +101,10 @@ class FeatureHook:
         return features
 
     def exact_logits(self, features: Tensor) -> Tensor:
-        """Compute the logits of the hooked layer in float32, whatever precision the model ran in."""
+        """Compute the logits of the hooked layer in float32: in bfloat16, confident samples would tie."""
         (layer,) = self._layers.values()
-        return exact_logits(layer, features)
+        bias = None if layer.bias is None else layer.bias.float()
+        return functional.linear(features.float(), layer.weight.flatten(1).float(), bias)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies of a model copy its hooks too, but not what a thread has caught.
@@ -111,12 +112,6 @@ class FeatureHook:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _thread=threading.local(), _traced={})
-
-
-def exact_logits(layer: LinearLayer, features: Tensor) -> Tensor:
-    """Apply a linear layer in float32: in bfloat16, confident samples would tie."""
-    bias = None if layer.bias is None else layer.bias.float()
-    return functional.linear(features.float(), layer.weight.flatten(1).float(), bias)
 
 
 def _layers(model: nn.Module, name: str) -> dict[str, LinearLayer]:
