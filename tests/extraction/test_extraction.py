@@ -708,7 +708,7 @@ def test_paths_beside_the_images_are_not_taken_for_labels():
 
 
 def test_an_empty_batch_of_a_stream_is_told_for_what_it_is():
-    with pytest.raises(ValueError, match="a tuple that starts with one, .*got tuple"):
+    with pytest.raises(ValueError, match=r"a tuple that starts with one, .*got tuple"):
         sirc.extract(network(), [()], head="4", channels_last=True)
 
 

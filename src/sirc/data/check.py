@@ -11,11 +11,12 @@ from typing import final
 
 import numpy as np
 
+from sirc._utils.checks import check_choice
 from sirc._utils.files import PathLike
 from sirc._utils.text import closest_match, quoted
 from sirc.data import catalogue
 from sirc.data import folder as files
-from sirc.data.base import check_split
+from sirc.data.base import SPLITS
 from sirc.data.catalogue import Benchmark, Split, find_folder, find_list
 from sirc.data.decode import FIND_ALL, printable
 from sirc.data.folder import FileNames, FileSet, Sort, with_examples
@@ -91,7 +92,7 @@ def check(
     """
     known = None if name in ("folder", "list") else catalogue.find_benchmark("`name`", name, others=("folder", "list"))
     if split is not None:
-        check_split(split)
+        check_choice("split", split, SPLITS)
     if name != "folder" and (sort != "name" or classes is not None):
         raise ValueError(f"`sort` and `classes` order the class folders of a `folder`; {name} has an order of its own.")
     checker, place = _Checker(known, decode, workers, progress, sort, classes), None if path is None else Path(path)
@@ -125,8 +126,8 @@ class _Checker:
     counts: dict[str, int] = field(default_factory=dict)
     classes: dict[str, int] = field(default_factory=dict)
 
-    def good(self, text: str) -> None:
-        self.lines.append(CheckLine(True, text))
+    def good(self, text: str, advice: str = "") -> None:
+        self.lines.append(CheckLine(True, text, advice))
 
     def bad(self, text: str, advice: str = "") -> None:
         self.lines.append(CheckLine(False, text, advice))
@@ -222,14 +223,13 @@ class _Checker:
         self.classes[part] = len(folders)
         how = "as listed" if self.order is not None else "by number" if self.sort == "natural" else "by name"
         hint = "" if self.known or how != "by name" else _order_hint(folders)
-        self.lines.append(CheckLine(True, f"{part}: {_order(folders, how)}", hint))
+        self.good(f"{part}: {_order(folders, how)}", hint)
         if loose := _loose_images(folder):
             self.bad(
                 f"{part}: {with_examples(loose)} images lie outside the class folders",
                 "Move each into the folder of its class; they are not read where they are.",
             )
-        there = {*files.class_folders(folder)}
-        if empty := [label for label, count in zip(folders, counts, strict=True) if not count and label in there]:
+        if empty := [name for name, count in counts.items() if not count]:
             self.bad(
                 f"{part}: {with_examples(empty)} of {len(folders)} class folders are empty",
                 "Unpack the data again, or delete a folder that is no class.",

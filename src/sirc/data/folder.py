@@ -10,12 +10,12 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from sirc._utils.checks import check_choice, check_path
@@ -32,6 +32,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 Sort = Literal["name", "natural"]
 """The order of class folders: by name as text, which is torchvision's, or numbers by their value."""
 _EXAMPLES = 5
+_CHUNK = 4096  # files that a thread looks up at a time
 _LABEL = re.compile(r"[+-]?[0-9]{1,18}")
 _EXPECTED = "Pass the folder that holds the images (.jpg, .png, .tif, .webp, …)."
 
@@ -75,7 +76,7 @@ class FileSet(ImageSet):
         names: FileNames,
         *,
         name: str,
-        labels: Sequence[int] | Tensor | None = None,
+        labels: npt.ArrayLike | Tensor | None = None,
         classes: Sequence[str] = (),
         transform: Transform | None = None,
     ) -> None:
@@ -135,7 +136,7 @@ def image_folder(
     require_folder(path)
     name = path.resolve().name if name is None else name
     ordered = ordered_classes(path, classes, sort) if labelled else []
-    names, counts = images_of_classes(path, ordered) if labelled else (FileNames(images_below(path)), [])
+    names, counts = images_of_classes(path, ordered) if labelled else (FileNames(images_below(path)), {})
     if not len(names):
         if direct := next(images_below(path), None):
             raise FileNotFoundError(
@@ -143,15 +144,12 @@ def image_folder(
                 f"such as '{printable(direct)}'. Sort them into folders, or pass `labelled=False` for an OOD set."
             )
         raise FileNotFoundError(f"there is no image in or below '{printable(path)}'. {_EXPECTED}")
-    there = {*class_folders(path)} if labelled else set()
-    empty = [number for number, count in enumerate(counts) if not count and ordered[number] in there]
-    if empty and not allow_empty:
+    if (empty := [folder for folder, count in counts.items() if not count]) and not allow_empty:
         raise FileNotFoundError(
-            f"every class folder of '{printable(path)}' must have images; {with_examples(ordered, empty)} of "
-            f"{len(ordered)} have none. Unpack the data again, or delete a folder that is no class, or pass "
-            "`allow_empty=True`."
+            f"every class folder of '{printable(path)}' must have images; {with_examples(empty)} of {len(ordered)} "
+            "have none. Unpack the data again, or delete a folder that is no class, or pass `allow_empty=True`."
         )
-    labels = torch.repeat_interleave(torch.arange(len(ordered)), torch.tensor(counts)) if labelled else None
+    labels = np.repeat(np.arange(len(ordered)), [counts.get(folder, 0) for folder in ordered]) if labelled else None
     return FileSet(path, names, name=name, labels=labels, classes=ordered, transform=transform)
 
 
@@ -186,9 +184,9 @@ def file_list(
             f"every line of '{printable(path)}' must end in a label, a whole number; some or all have none. "
             "Add them, or pass `labelled=False` for an OOD set."
         )
-    numbers = torch.from_numpy(np.array(labels, dtype=np.int64))
-    if int(numbers.min()) < 0:
-        row = int((numbers < 0).nonzero()[0])
+    numbers = np.asarray(labels, dtype=np.int64)
+    if numbers.min() < 0:
+        row = int(np.argmax(numbers < 0))
         raise ValueError(
             f"the labels of '{printable(path)}' must be 0 or more; got {labels[row]} for '{printable(names[row])}'. "
             "Pass `labelled=False` for an OOD set."
@@ -225,14 +223,15 @@ def read_list(path: PathLike, within: Sequence[str] = ()) -> tuple[FileNames, ar
     return names, labels if len(labels) == len(names) else None
 
 
-def images_of_classes(path: Path, classes: Sequence[str]) -> tuple[FileNames, list[int]]:
-    """List the images of every class folder, and the number of images in each, 0 for a missing folder."""
-    counts, there = [0] * len(classes), {*class_folders(path)}
+def images_of_classes(path: Path, classes: Sequence[str]) -> tuple[FileNames, dict[str, int]]:
+    """List the images of every class, and their number in each class folder that is there."""
+    there = {*class_folders(path)}
+    counts = {folder: 0 for folder in classes if folder in there}
 
     def count_images() -> Iterator[str]:
-        for label, folder in enumerate(classes):
-            for file in images_of_class(path, folder) if folder in there else ():
-                counts[label] += 1
+        for folder in counts:
+            for file in images_of_class(path, folder):
+                counts[folder] += 1
                 yield file
 
     return FileNames(count_images()), counts
@@ -299,12 +298,12 @@ def other_files(folder: Path) -> Iterator[str]:
 def file_sizes(root: Path, names: FileNames) -> npt.NDArray[np.int64]:
     """Look up the size of each file, −1 where there is none; in threads, as network file systems answer slowly."""
 
-    def sizes(part: range) -> list[int]:
-        return [_size(os.path.join(root, names[i])) for i in part]
+    def sizes(start: int) -> list[int]:
+        return [_size(os.path.join(root, names[i])) for i in range(start, min(start + _CHUNK, len(names)))]
 
-    parts = [range(start, min(start + 4096, len(names))) for start in range(0, len(names), 4096)]
-    with ThreadPoolExecutor(min(16, max(1, len(parts)))) as pool:
-        return np.array([size for part in pool.map(sizes, parts) for size in part], dtype=np.int64)
+    with ThreadPoolExecutor(16) as pool:
+        chunks = pool.map(sizes, range(0, len(names), _CHUNK))
+        return np.fromiter(chain.from_iterable(chunks), dtype=np.int64)
 
 
 def require_folder(path: Path) -> None:

@@ -74,8 +74,11 @@ class Reader(ABC):
 
     def first(self, count: int) -> object:
         """Read the first `count` items, fewer where some are broken; None where none can be read."""
-        spans = (range(start, min(start + count, len(self))) for start in range(0, len(self), count))
-        return next((got.batch for span in spans for got in self.read([span], workers=0) if got.batch is not None), None)
+        for start in range(0, len(self), count):
+            for got in self.read([range(start, min(start + count, len(self)))], workers=0):
+                if got.batch is not None:
+                    return got.batch
+        return None
 
     def batches(self, spans: Sequence[range]) -> list[range]:
         """Cut each span into batches."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
-from sirc._utils.checks import check_at_least, check_positive
+from sirc._utils.checks import check_at_least, check_choice, check_positive
 from sirc._utils.text import quoted
-from sirc.data.base import ImageSet, Transform, check_split
+from sirc.data.base import SPLITS, ImageSet, Transform
 from sirc.data.catalogue import Benchmark, find_benchmark, open_split, split_folder
 from sirc.data.decode import printable
 from sirc.data.folder import Sort, file_list, image_folder
@@ -74,11 +74,9 @@ class Source:
             if getattr(self, name) is not None and self.dataset != "folder":
                 raise ValueError(f'`{name}` must be left out unless `dataset` is "folder"; got "{self.dataset}".')
         if self.split is not None:
-            check_split(self.split)
-        if self.group not in (None, "Close", "Far"):
-            raise ValueError(
-                f'`group` must be "Close" or "Far"; got {quoted(self.group)}. Leave it out to be in neither.'
-            )
+            check_choice("split", self.split, SPLITS)
+        if self.group is not None:
+            check_choice("group", self.group, ("Close", "Far"))
         if self.count is not None:
             check_positive("count", self.count)
         check_at_least("seed", self.seed, 0)
@@ -166,7 +164,7 @@ def open_source(
     archives of a benchmark alone.
     """
     if split is not None:
-        check_split(split)
+        check_choice("split", split, SPLITS)
     known, path, wanted = source.benchmark, source_path(source, Path(root)), source.split or split
     if known is not None:
         opened = _open_benchmark(source, known, path, wanted, labelled, unpack)

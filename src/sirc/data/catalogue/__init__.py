@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from sirc._utils.imports import needing
 from sirc._utils.text import closest, quoted
+from sirc.data.base import SPLITS
 from sirc.data.decode import printable
 from sirc.data.folder import FileSet, file_list, image_folder
 
 if TYPE_CHECKING:
     from sirc.data.preprocess import Interpolation
-
-_PARTS: tuple[Literal["train", "test"], ...] = ("train", "test")
 
 
 @final
@@ -88,7 +87,7 @@ class Benchmark:
 def _read_catalogue() -> tuple[Benchmark, ...]:
     known = []
     for table in tomllib.loads(Path(__file__).with_name("benchmarks.toml").read_text(encoding="utf-8"))["benchmark"]:
-        parts = [(name, table.pop(name)) for name in _PARTS if name in table]
+        parts = [(name, table.pop(name)) for name in SPLITS if name in table]
         table["splits"] = [Split(name, tuple(part["folders"]), part.get("size")) for name, part in parts]
         fields: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in table.items()}
         known.append(Benchmark(**fields))

@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sirc._utils.checks import check_at_least, check_positive
+from sirc._utils.checks import check_at_least, check_choice, check_positive
 from sirc._utils.imports import missing_package
-from sirc._utils.text import quoted
-from sirc.data.base import ImageSet, check_split
+from sirc.data.base import SPLITS, ImageSet
 from sirc.data.glyphs.draw import FONTS, SCRIPTS, SIDE, draw_character, fonts_digest, generator
 from sirc.data.noise import Noise
 
@@ -58,9 +57,9 @@ class Glyphs(ImageSet):
     """A set of 32×32 images, drawn in blocks when they are needed; the functions below make the sets."""
 
     def __init__(self, what: str, *, split: str = "test", count: int = COUNT, seed: int = 0) -> None:
-        if what not in (known := (*_DRAWN, *_NEEDS)):
-            raise ValueError(f"`what` must be one of {', '.join(known)}; got {quoted(what)}.")
-        self.what, self.split = what, check_split(split)
+        check_choice("what", what, (*_DRAWN, *_NEEDS))
+        check_choice("split", split, SPLITS)
+        self.what, self.split = what, split
         self._count, self.seed = check_positive("count", count), check_at_least("seed", seed, 0)
         if what == "handwritten" and count > _HANDWRITTEN:
             raise ValueError(
