@@ -64,10 +64,7 @@ class Extraction:
         size = len(self.reader)
         shards = [_Shard(range(size)[start : start + block], start // block) for start in range(0, size, block)]
         with self.progress.task(self.name, size) as task:
-            parts = [outputs for outputs in self._finished(shards, self._unpinned, task) if len(outputs)]
-        if not parts:
-            raise ImageError(f"no image of {size} could be read; the first: {self.lost[0].why}")
-        return Outputs.cat(parts)
+            return Outputs.cat(list(self._finished(shards, self._unpinned, task)))
 
     def on_disk(self, path: PathLike, shard_size: int, overwrite: Overwrite) -> OutputStore:
         """Write the missing shards of this process, wait for the other processes, and return the store."""
