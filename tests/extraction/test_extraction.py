@@ -728,3 +728,26 @@ def test_images_get_their_memory_format_in_every_kind_of_batch():
         sirc.extract(model, [batch], head="fc", channels_last=True)
     assert len(model.formats) == 8
     assert all(model.formats)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_images_without_a_transform_and_of_many_sizes_are_told_for_what_they_are(tmp_path, workers):
+    unprepared = folder_of_images(tmp_path / "images").with_transform(None)
+    words = r"`data` must give tensors, .* found <class 'PIL.Image.Image'>\. Prepare images with a transform"
+    with pytest.raises(ValueError, match=words):
+        sirc.extract(network(), unprepared, workers=workers)
+    Image.new("RGB", (3, 2)).save(tmp_path / "images" / "a" / "wide.png")
+    uneven = image_folder(tmp_path / "images").with_transform(Preprocess(resize=None, crop=None).test())
+    with pytest.raises(ValueError, match=r"of one size, to form batches; got: .*equal size.* resizes and crops"):
+        sirc.extract(network(), uneven, workers=workers, head="4")
+
+
+def test_images_that_a_loader_s_own_collation_prepares_are_extracted(tmp_path):
+    images = folder_of_images(tmp_path / "images")
+    prepare = images.transform
+
+    def collated(items):
+        return torch.stack([prepare(image) for image, _ in items]), torch.tensor([label for _, label in items])
+
+    loader = DataLoader(images.with_transform(None), batch_size=5, collate_fn=collated)
+    check(sirc.extract(network(), loader), network(), images)

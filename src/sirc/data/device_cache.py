@@ -158,7 +158,7 @@ def _decode(
         f'`cache = "device"` needs images of one size; those of `{images.name}` differ. Set `preprocess.resize` and '
         "`preprocess.crop`."
     )
-    reader = DatasetReader(plain, _BLOCK, min(workers, -(-len(plain) // _PER_WORKER)))
+    reader = DatasetReader(plain, _BLOCK, min(workers, -(-len(plain) // _PER_WORKER)), collate=torch.stack)
     with progress.task(f"load {images.name}", len(plain)) as task:
         try:
             for got in reader.read([range(len(plain))], pin=device.type == "cuda"):

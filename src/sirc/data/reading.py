@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,8 +121,17 @@ class DatasetReader(Reader):
             generator=torch.Generator(),  # leaves the caller's random state alone
             **options,
         )
-        for parts in loader:
-            yield IndexedBatch(*parts)
+        try:
+            for parts in loader:
+                yield IndexedBatch(*parts)
+        except (TypeError, RuntimeError) as error:
+            if self.collate is not default_collate or not re.search("default_collate|equal size", str(error)):
+                raise
+            raise ValueError(
+                "`data` must give tensors, arrays or numbers of one size, to form batches; got: "
+                f"{str(error).splitlines()[-1]}. Prepare images with a transform that resizes and crops, such as "
+                "`sirc.data.Preprocess().test()`, or pass a DataLoader with a `collate_fn`."
+            ) from error
 
 
 def is_system_error(error: BaseException) -> bool:
@@ -236,7 +246,7 @@ def _as_bytes(item: object) -> bytes:
         return b"".join(map(_as_bytes, item))
     if isinstance(item, Tensor):
         return f"{item.dtype}{tuple(item.shape)}".encode() + bytes_of(item)
-    if hasattr(item, "__array__"):
+    if hasattr(item, "__array__") or hasattr(item, "__array_interface__"):  # PIL's images have the second
         array = np.asarray(item)
         return f"{array.dtype}{array.shape}".encode() + array.tobytes()
-    return repr(item).encode()
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(item)).encode()  # which differs between equal objects
