@@ -189,7 +189,7 @@ def test_photographs_give_thousands_of_patches_of_every_kind():
         (lambda: glyphs.digits(seed=-1), "`seed` must be a whole number ≥ 0; got -1"),
         (lambda: glyphs.handwritten(count=1798), "`count` must be at most 1797, as many as there are; got 1798"),
         (lambda: glyphs.Glyphs("runes"), '`what` must be "letters", "greek", .* or "noise"; got .runes.'),
-        (lambda: _open(options={"fonts": 3}), "`options` of sirc.data.glyphs:letters do not fit: .*'fonts'"),
+        (lambda: _open(options={"fonts": 3}), "`options` must be what `sirc.data.glyphs:letters.*` takes: .*'fonts'"),
         (lambda: _open(options={"count": "many"}), "letters cannot be opened: `count` must be .*; got 'many'"),
     ],
 )

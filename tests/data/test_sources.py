@@ -1,5 +1,6 @@
 """A source says where data are in the words of a TOML, opens what it says, and refuses nonsense field by field."""
 
+import importlib
 import inspect
 import sys
 import types
@@ -227,6 +228,24 @@ def test_a_function_may_return_an_image_set(own, module):
     assert len(opened(own, dataset="users_data:make", labelled=False, count=4)) == 4
 
 
+def test_a_type_error_of_a_function_of_ones_own_is_its_own(own, module):
+    module.make = lambda: len(3)
+    with pytest.raises(TypeError, match=r"object of type 'int' has no len\(\)"):
+        opened(own, dataset="users_data:make")
+
+
+def test_a_function_of_ones_own_may_import_from_the_current_folder_when_it_is_called(own, module, monkeypatch):
+    monkeypatch.chdir(own)
+    (own / "pictures_beside.py").write_text("COUNT = 3\n", encoding="utf-8")
+
+    def make():
+        return Pictures(list(range(importlib.import_module("pictures_beside").COUNT)))
+
+    module.make = make
+    assert len(opened(own, dataset="users_data:make")) == 3
+    del sys.modules["pictures_beside"]
+
+
 def test_fingerprints_tell_datasets_of_functions_apart(own, module):
     module.make = lambda n: Pictures(list(range(n)))
     a, again, b = (opened(own, dataset="users_data:make", options={"n": n}) for n in (5, 5, 6))
@@ -244,7 +263,7 @@ def test_a_function_that_gives_something_else_is_refused(own, module):
         opened(own, dataset="no_such.module:f")
     with pytest.raises(ValueError, match="`users_data` has no `nothing`"):
         opened(own, dataset="users_data:nothing")
-    with pytest.raises(ValueError, match="`options` of users_data:make do not fit"):
+    with pytest.raises(ValueError, match=r"`options` must be what `users_data:make\(\)` takes: .*'n'"):
         opened(own, dataset="users_data:make", options={"n": 1})
     module.make = lambda: Pictures(["cat"])
     with pytest.raises(ValueError, match=r"must be \(PIL image, whole number\); got \(Image, str\) for item 0"):
@@ -267,7 +286,7 @@ def test_torchvisions_datasets_open_by_name(tmp_path):
         opened(tmp_path, dataset="torchvision:CIFAR11")
     with pytest.raises(ValueError, match=r"must not unpickle files, as that can run code; torchvision:LSUN does"):
         opened(tmp_path, dataset="torchvision:LSUN")
-    with pytest.raises(ValueError, match="`options` of torchvision:FakeData do not fit"):
+    with pytest.raises(ValueError, match="`options` must be what `torchvision:FakeData` takes: .*'sizes'"):
         opened(tmp_path, dataset="torchvision:FakeData", options={"sizes": 5})
 
 

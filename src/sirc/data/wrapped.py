@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sirc._utils.imports import import_function, needing
+from sirc._utils.imports import check_options, current_folder, import_function, needing
 from sirc._utils.text import quoted
 from sirc.data.base import ImageSet
 from sirc.data.catalogue import unknown_name
@@ -130,7 +130,9 @@ def call_function(
     function = import_function(name, _FORMS)
     offered = {"split": split, "path": path}
     arguments = {key: value for key, value in offered.items() if value is not None and key in _parameters(function)}
-    dataset = _make(name, function, {**arguments, **options})
+    check_options(name, function, {**arguments, **options})
+    with current_folder():
+        dataset = _make(name, function, {**arguments, **options})
     if isinstance(dataset, ImageSet):
         return dataset if labelled else dataset.unlabelled()
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
@@ -195,7 +197,9 @@ def _make(
     try:
         return make(**first, **arguments)
     except TypeError as error:
-        raise ValueError(f"`options` of {name} do not fit: {error}. See its documentation.") from error
+        if not inspect.isclass(make):  # the function's own
+            raise
+        raise ValueError(f"`options` must be what `{name}` takes: {error}.") from error
     except ValueError as error:
         if others and "split" in str(error):
             return _make(name, make, arguments, others)

@@ -17,7 +17,7 @@ from torch import nn
 
 from sirc._utils.checks import check_choice, check_positive
 from sirc._utils.files import PathLike, read_json
-from sirc._utils.imports import current_folder, import_function, needing
+from sirc._utils.imports import check_options, current_folder, import_function, needing
 from sirc._utils.text import closest, first_line, listed, quoted, shorten
 from sirc.data import Preprocess
 from sirc.models.ensemble import Ensemble
@@ -289,10 +289,7 @@ def _call_function(name: str, num_classes: int | None, pretrained: bool | str, o
     for key, value in (("num_classes", num_classes), ("pretrained", pretrained or None)):
         if value is not None and (keywords or key in signature.parameters):
             options = {key: value, **options}
-    try:
-        signature.bind(**options)
-    except TypeError as error:
-        raise ValueError(f"`options` must be what `{name}{signature}` takes: {error}.") from error
+    check_options(name, function, options)
     with current_folder():
         model = function(**options)
     if not isinstance(model, nn.Module):
