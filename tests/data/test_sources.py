@@ -286,7 +286,7 @@ def test_torchvisions_datasets_open_by_name(tmp_path):
         opened(tmp_path, dataset="torchvision:CIFAR11")
     with pytest.raises(ValueError, match=r"must not unpickle files, as that can run code; torchvision:LSUN does"):
         opened(tmp_path, dataset="torchvision:LSUN")
-    with pytest.raises(ValueError, match="`options` must be what `torchvision:FakeData` takes: .*'sizes'"):
+    with pytest.raises(ValueError, match=r"`options` must be what `torchvision:FakeData` takes: .*'sizes'"):
         opened(tmp_path, dataset="torchvision:FakeData", options={"sizes": 5})
 
 

@@ -246,9 +246,9 @@ class _Checker:
             self.bad(str(error), "Fetch the list again." if part else "")
             return
         sizes = files.file_sizes(folder, names)
-        if len(missing := np.flatnonzero(sizes < 0)):
+        if missing := files.missing_files(names, sizes):
             self.bad(
-                f"{name}: {with_examples(names, missing)} of {len(names):,} listed files are missing in "
+                f"{name}: {with_examples(missing)} of {len(names):,} listed files are missing in "
                 f"'{printable(folder)}'",
                 "Unpack or fetch them again, or see from which folder the paths of the list start.",
             )

@@ -106,10 +106,10 @@ class FileSet(ImageSet):
     def _files(self) -> str:
         """A digest of names and sizes, in order; moving the folder does not change it."""
         sizes = file_sizes(self.root, self._names)
-        if len(gone := np.flatnonzero(sizes < 0)):
+        if gone := missing_files(self._names, sizes):
             raise ImageError(
                 f"every image of '{self.name}' must still be in '{printable(self.root)}'; "
-                f"{with_examples(self._names, gone)} of {len(self)} are gone. Restore them, or open the dataset again."
+                f"{with_examples(gone)} of {len(self)} are gone. Restore them, or open the dataset again."
             )
         return f"files {self._names.digest()} {hashlib.sha256(sizes.astype('<i8').tobytes()).hexdigest()}"
 
@@ -171,10 +171,10 @@ def file_list(
     names, labels = read_list(path, within)
     require_folder(root)
     name = path.stem if name is None else name
-    if len(gone := np.flatnonzero(file_sizes(root, names) < 0)):
+    if gone := missing_files(names, file_sizes(root, names)):
         raise FileNotFoundError(
             f"every file that '{printable(path)}' lists must be below '{printable(root)}'; "
-            f"{with_examples(names, gone)} of {len(names):,} are missing. Pass the folder that its paths start "
+            f"{with_examples(gone)} of {len(names):,} are missing. Pass the folder that its paths start "
             "from, or unpack the data again."
         )
     if labelled is False or (labelled is None and labels is None):
@@ -306,6 +306,11 @@ def file_sizes(root: Path, names: FileNames) -> npt.NDArray[np.int64]:
         return np.fromiter(chain.from_iterable(chunks), dtype=np.int64)
 
 
+def missing_files(names: FileNames, sizes: npt.NDArray[np.int64]) -> list[str]:
+    """List the files that are not there, by the sizes of all."""
+    return [names[int(i)] for i in np.flatnonzero(sizes < 0)]
+
+
 def require_folder(path: Path) -> None:
     """Refuse a path that is not a folder, and say what it is."""
     if not path.is_dir():
@@ -313,11 +318,10 @@ def require_folder(path: Path) -> None:
         raise FileNotFoundError(f"the folder '{printable(path)}' is {what}. {_EXPECTED}")
 
 
-def with_examples(names: FileNames | Sequence[str], rows: Sequence[int] | npt.NDArray[np.int64] | None = None) -> str:
-    """Count the names in these rows (all, if None), with the first few as examples: "3 (a, b, c)"."""
-    rows = range(len(names)) if rows is None else rows
-    examples = [printable(names[int(row)]) for row in rows[:_EXAMPLES]]
-    return f"{len(rows):,} ({', '.join(examples)}{', …' if len(rows) > _EXAMPLES else ''})"
+def with_examples(names: Sequence[str]) -> str:
+    """Count names, with the first few as examples: "3 (a, b, c)"."""
+    examples = map(printable, names[:_EXAMPLES])
+    return f"{len(names):,} ({', '.join(examples)}{', …' if len(names) > _EXAMPLES else ''})"
 
 
 def _walk(top: Path, subfolder: str, above: frozenset[tuple[int, int]]) -> Iterator[tuple[str, list[str]]]:

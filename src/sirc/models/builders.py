@@ -82,7 +82,7 @@ def named(text: str, num_classes: int | None = None) -> tuple[nn.Module, Preproc
     else:
         try:
             model = build(name, pretrained=True)
-        except ValueError as error:  # whose way out is that of `build`
+        except ValueError as error:  # with advice for `build`
             raise ValueError(str(error).replace(_AS_CHECKPOINT, f"in the name, `{name}=FILE`")) from error
     if source == "torchvision":
         return model, preprocess_of(name)
@@ -102,7 +102,7 @@ def _from_folder(folder: str) -> nn.Module:
         )
     try:
         return build(f"timm:local-dir:{folder}", pretrained=True)
-    except ValueError as error:  # whose way out is that of published weights
+    except ValueError as error:  # with advice for published weights
         cause = error.__cause__ or error
         why = f"timm cannot load it ({first_line(cause).rstrip('.')})"
         if "weights_only" in str(cause):  # torch advises to switch that off

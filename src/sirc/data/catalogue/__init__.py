@@ -64,7 +64,7 @@ class Benchmark:
 
     @property
     def how_to_get(self) -> str:
-        """The way to its files, for error messages: the command, and the page of its makers."""
+        """How to get its files, for error messages: the command, and the address of its source."""
         from sirc.data.catalogue.public import public_datasets  # imports this module
 
         if all(known.name != self.key for known in public_datasets()):

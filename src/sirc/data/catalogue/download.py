@@ -86,8 +86,8 @@ def _finish(url: str, part: Path, about: Path, path: Path, checksum: str) -> Non
     if checksum and (found := file_digest(part, kind)) != expected:
         part.unlink()
         raise DownloadError(
-            f"'{url}' must have the {kind.upper()} checksum {expected}; got {found}, and what came was deleted. It was "
-            "damaged on its way, or replaced by a new version: run this again, and if that does not help, look at its "
+            f"'{url}' must have the {kind.upper()} checksum {expected}; got {found}, so the file was deleted. It was "
+            "damaged in transfer, or replaced by a new version: run this again, and if that does not help, look at its "
             "page."
         )
     os.replace(part, path)
@@ -109,7 +109,7 @@ def remote_size(url: str) -> int | None:
 @final
 @dataclass
 class _Remote:
-    """A file on a server, with its version and its size in bytes as far as the server has told them."""
+    """A file on a server, with its version and its size in bytes where the server gave them."""
 
     url: str
     version: str = ""
@@ -177,7 +177,7 @@ def _receive(
 def _append_rest(remote: _Remote, file: BinaryIO, about: Path, checked: bool, progress: Progress) -> None:
     """Request what `file` lacks, and append it.
 
-    Two halves are joined if the server says that both are of one version, or if a checksum will tell (`checked`).
+    Two halves are joined if the server says that both are of one version, or if a checksum follows (`checked`).
     """
     start = file.tell() if remote.version or checked else 0
     headers = {"Range": f"bytes={start}-"} if start else {}

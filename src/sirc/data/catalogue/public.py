@@ -21,13 +21,13 @@ from sirc.data.check import check
 from sirc.data.decode import printable
 from sirc.progress import SILENT, Progress
 
-WORK = ".downloads"  # below the data root: archives on their way, and the digests of what came
+WORK = ".downloads"  # below the data root: unfinished downloads, and the digests of finished ones
 
 
 @final
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file to fetch: its address, and `path`, the file or folder that comes of it below the data root.
+    """A file to fetch: its address, and `path`, the file or folder that it becomes below the data root.
 
     `members` leads to the wanted part of an archive: a file or folder in it; or an archive in it, and then a part of
     that. `checksum` is "md5:…" or "sha256:…", empty if none is published. `size` is in bytes.
@@ -169,12 +169,12 @@ def _digests(record: Path) -> dict[str, str]:
 
 
 def _require_room(root: Path, file: RemoteFile, archive: Path) -> None:
-    """Refuse a download that the disk has no room for, with what is unpacked: images hardly shrink in an archive.
+    """Refuse a download if the disk has no room for it and for its unpacked files, which are about as large.
 
-    What has come of the archive takes no new room.
+    The part that an earlier call has fetched needs no new room.
     """
-    come = sum(one.stat().st_size for one in (archive, archive.with_name(archive.name + ".part")) if one.exists())
-    needed = (file.size or 0) * (2 if file.members else 1) - come
+    fetched = sum(one.stat().st_size for one in (archive, archive.with_name(archive.name + ".part")) if one.exists())
+    needed = (file.size or 0) * (2 if file.members else 1) - fetched
     if (free := shutil.disk_usage(root).free) < needed:
         raise DownloadError(
             f"'{printable(root)}' must have room for {needed / 1e9:.1f} GB to fetch and unpack '{file.url}'; "
