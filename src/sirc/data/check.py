@@ -248,8 +248,7 @@ class _Checker:
         sizes = files.file_sizes(folder, names)
         if missing := files.missing_files(names, sizes):
             self.bad(
-                f"{name}: {with_examples(missing)} of {len(names):,} listed files are missing in "
-                f"'{printable(folder)}'",
+                f"{name}: {with_examples(missing)} of {len(names):,} listed files are missing in '{printable(folder)}'",
                 "Unpack or fetch them again, or see from which folder the paths of the list start.",
             )
         if repeated := len(names) - len(set(names)):
