@@ -71,7 +71,7 @@ def test_an_image_does_not_depend_on_how_many_there_are_or_which_came_first():
     few, many = glyphs.letters(count=3), glyphs.letters(count=300)
     last = np.asarray(many.image(299))
     assert (pixels(few) == pixels(many, 3)).all()
-    glyphs._block.cache_clear()
+    glyphs._draw.cache_clear()
     assert (np.asarray(glyphs.letters(count=300).image(299)) == last).all()
 
 

@@ -7,7 +7,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeAlias, final
 
@@ -103,14 +103,14 @@ class DatasetReader(Reader):
     batch_size: int
     workers: int = 0
     collate: Callable[[list[Any]], object] = default_collate
-    options: Mapping[str, Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of a `DataLoader` that has workers."""
 
     def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[IndexedBatch]:
         """Read these rows in order, in worker processes if there are any."""
         batches = self.batches(spans)
         # Starting a process takes longer than most batches, so start none that would get no batch.
         count = min(usable_workers(self.workers if workers is None else workers), len(batches))
-        options = {k: v for k, v in (self.options or {}).items() if count or k not in _WORKER_OPTIONS}
         loader = DataLoader(
             _Batches(self.dataset, self.collate),
             batch_size=None,
@@ -119,7 +119,7 @@ class DatasetReader(Reader):
             collate_fn=tuple,  # the batch as it is
             pin_memory=pin,
             generator=torch.Generator(),  # leaves the caller's random state alone
-            **options,
+            **(self.options if count else {}),
         )
         try:
             for parts in loader:
