@@ -246,6 +246,8 @@ def test_other_settings_over_a_store_are_refused(tmp_path, options, whole):
         ({"workers": 1.5}, "`workers` must be a whole number"),
         ({"batch_size": 0}, "`batch_size`"),
         ({"size": 5}, "`size` must be the length of the data, 100; got 5"),
+        ({"dtype": "float16"}, r"`dtype` must be a dtype of torch, such as torch\.float16; got str"),
+        ({"head": 4}, "`head` must be a `sirc.Head`, or the name of a layer; got int"),
     ],
     ids=str,
 )

@@ -296,10 +296,9 @@ def _is_archive(name: str) -> bool:
 
 def _order(folders: list[str], how: str) -> str:
     """Count the classes, and show the numbers of the first few and the last."""
-    numbers = [*range(min(_FIRST, len(folders))), *([len(folders) - 1] if len(folders) > _FIRST else [])]
-    shown = [f"{number} is '{printable(folders[number])}'" for number in numbers]
-    if len(folders) > _FIRST + 1:
-        shown.insert(-1, "…")
+    shown = [f"{number} is '{printable(folder)}'" for number, folder in enumerate(folders)]
+    if len(shown) > _FIRST + 1:
+        shown[_FIRST:-1] = ["…"]
     return f"{len(folders):,} classes {how}: {', '.join(shown)}"
 
 
