@@ -211,6 +211,12 @@ def test_labels_are_taken_from_where_they_are_kept(own, module):
         assert data.reads == 3
 
 
+@pytest.mark.parametrize(("classes", "names"), [(np.array(["x", "y"]), ("x", "y")), (2, ()), (None, ()), ([0, 1], ())])
+def test_classes_may_be_kept_as_an_array_or_as_something_else(own, module, classes, names):
+    module.make = lambda: Pictures([0, 1], classes=classes)
+    assert opened(own, dataset="users_data:make").classes == names
+
+
 def test_labels_that_say_otherwise_than_the_items_are_not_believed(own, module):
     for kept in (
         {"targets": [1, 1, 2]},

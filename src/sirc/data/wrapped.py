@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sirc._utils.checks import iterates
 from sirc._utils.imports import check_options, current_folder, import_function, needing
 from sirc._utils.text import quoted
 from sirc.data.base import ImageSet
@@ -37,8 +38,8 @@ class Wrapped(ImageSet):
     """A map-style dataset whose items are PIL images, or (PIL image, label)."""
 
     def __init__(self, dataset: Any, *, name: str, source: Sequence[object], labelled: bool = True) -> None:
-        classes = getattr(dataset, "classes", None) or ()
-        named = labelled and all(isinstance(label, str) for label in classes)
+        classes: Any = getattr(dataset, "classes", None)
+        named = labelled and iterates(classes) and all(isinstance(label, str) for label in classes)
         labels = find_labels(dataset, name) if labelled else None
         super().__init__(name=name, labels=labels, classes=classes if named else ())
         self._dataset = dataset
