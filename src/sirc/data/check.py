@@ -161,11 +161,7 @@ class _Checker:
             elif listed:
                 self.check_list(part.name, listed, folder, part)
             elif known.lists:
-                names = " or ".join(known.lists)
-                self.bad(
-                    f"{part.name}: the list of its images, {names}, is not in '{printable(path)}'",
-                    f"Get it from {known.list_source}.",
-                )
+                self.bad(f"{part.name}: {catalogue.missing_list(path, known)}")
             else:
                 self.check_images(part.name, folder, known.role == "ID", part.size)
         counted = [folder for part in parts if part.name in self.counts and (folder := find_folder(path, part))]

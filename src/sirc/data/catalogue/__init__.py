@@ -161,6 +161,12 @@ def unfinished_unpacking(path: Path, split: Split) -> str | None:
     )
 
 
+def missing_list(path: Path, known: Benchmark) -> str:
+    """Say that the list of a benchmark's images is not in its folder, and where to get it."""
+    names = " or ".join(known.lists)
+    return f"the list of its images, {names}, is not in '{printable(path)}'. Get it from {known.list_source}."
+
+
 def open_split(
     known: Benchmark, path: Path, part: Split, *, labelled: bool, list_name: str | None = None, unpack: bool = True
 ) -> FileSet:
@@ -180,10 +186,7 @@ def open_split(
         return image_folder(folder, labelled=labelled, name=known.title)
     listed = path / list_name if list_name else find_list(path, known)
     if listed is None:
-        raise FileNotFoundError(
-            f"{known.title} must have the list of its images, {' or '.join(known.lists)}, in '{printable(path)}'. "
-            f"Get it from {known.list_source}."
-        )
+        raise FileNotFoundError(f"{known.title} cannot be read: {missing_list(path, known)}")
     return file_list(listed, folder, labelled=False, within=part.folders, name=known.title)
 
 
