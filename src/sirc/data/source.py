@@ -67,8 +67,8 @@ class Source:
         for name in ("path", "list") if self.dataset == "list" else ("path",) if self.dataset == "folder" else ():
             if not getattr(self, name):
                 raise ValueError(f'`{name}` must be given for dataset "{self.dataset}"; got none.')
-        known = self.benchmark  # raises if the name is unknown
-        if self.list is not None and self.dataset != "list" and not (known and known.lists):
+        benchmark = self.benchmark  # raises if the name is unknown
+        if self.list is not None and self.dataset != "list" and not (benchmark and benchmark.lists):
             raise ValueError(f'`list` must be left out unless `dataset` is "list"; got {quoted(self.list)}.')
         for name in ("classes", "sort"):
             if getattr(self, name) is not None and self.dataset != "folder":
@@ -112,9 +112,9 @@ class Source:
 def source_path(source: Source, root: Path) -> Path | None:
     """Resolve where the files must be: `path`, below `root` if relative; None if no files are needed."""
     if source.path is None:
-        known = source.benchmark
-        if known is not None:
-            return None if known.key == "noise" else root / known.folder
+        benchmark = source.benchmark
+        if benchmark is not None:
+            return None if benchmark.key == "noise" else root / benchmark.folder
         return root if _TORCHVISION.fullmatch(source.dataset) else None
     return _below(root, "path", source.path)
 
@@ -165,9 +165,9 @@ def open_source(
     """
     if split is not None:
         check_choice("split", split, SPLITS)
-    known, path, wanted = source.benchmark, source_path(source, Path(root)), source.split or split
-    if known is not None:
-        opened = _open_benchmark(source, known, path, wanted, labelled, unpack)
+    benchmark, path, wanted = source.benchmark, source_path(source, Path(root)), source.split or split
+    if benchmark is not None:
+        opened = _open_benchmark(source, benchmark, path, wanted, labelled, unpack)
     elif source.dataset in PLAIN:
         assert path is not None
         opened = _open_plain(source, path, wanted, labelled, Path(root))
@@ -185,18 +185,18 @@ def open_source(
 
 
 def _open_benchmark(
-    source: Source, known: Benchmark, path: Path | None, split: str | None, labelled: bool, unpack: bool
+    source: Source, benchmark: Benchmark, path: Path | None, split: str | None, labelled: bool, unpack: bool
 ) -> ImageSet:
-    if labelled and known.role == "OOD":
+    if labelled and benchmark.role == "OOD":
         raise ValueError(
-            f"`labelled` must be False for {known.title}, an OOD set whose labels mean nothing. Pass `labelled=False`, "
-            'or read its files as a "folder".'
+            f"`labelled` must be False for {benchmark.title}, an OOD set whose labels mean nothing. Pass "
+            '`labelled=False`, or read its files as a "folder".'
         )
-    part = known.split(split or ("test" if known.role == "OOD" else None))
+    part = benchmark.split(split or ("test" if benchmark.role == "OOD" else None))
     if path is None:
         return Noise(COUNT if source.count is None else source.count, seed=source.seed)
     path = Path(str(path).replace("{split}", part.name))
-    return open_split(known, path, part, labelled=labelled, list_name=source.list, unpack=unpack)
+    return open_split(benchmark, path, part, labelled=labelled, list_name=source.list, unpack=unpack)
 
 
 def _open_plain(source: Source, path: Path, split: str | None, labelled: bool, root: Path) -> ImageSet:

@@ -93,23 +93,23 @@ class PublicDataset:
 @cache
 def public_datasets() -> tuple[PublicDataset, ...]:
     """List all datasets of `sirc data get`."""
-    keys, known = {one.key for one in benchmarks()}, []
+    keys, datasets = {one.key for one in benchmarks()}, []
     for table in tomllib.loads(Path(__file__).with_name("datasets.toml").read_text(encoding="utf-8"))["dataset"]:
         if table["name"] in keys:
             same = benchmark(table["name"])
             table |= {"title": same.title, "licence": same.licence, "source": same.source, "folder": same.folder}
             table["use"] = f'dataset = "{same.key}"'
         files = [RemoteFile(**{**file, "members": tuple(file.get("members", ()))}) for file in table.pop("files", ())]
-        known.append(PublicDataset(**{**table, "files": tuple(files), "steps": tuple(table.get("steps", ()))}))
-    return tuple(known)
+        datasets.append(PublicDataset(**{**table, "files": tuple(files), "steps": tuple(table.get("steps", ()))}))
+    return tuple(datasets)
 
 
 def public_dataset(name: str) -> PublicDataset:
     """Find a public dataset by its name; the error for another name lists them and the closest."""
-    for known in public_datasets():
-        if known.name == name.strip().lower():
-            return known
-    raise ValueError(unknown_name("`name`", name, [known.name for known in public_datasets()]))
+    for dataset in public_datasets():
+        if dataset.name == name.strip().lower():
+            return dataset
+    raise ValueError(unknown_name("`name`", name, [dataset.name for dataset in public_datasets()]))
 
 
 def fetch_dataset(dataset: PublicDataset | str, root: PathLike, *, progress: Progress = SILENT) -> Mapping[str, str]:
