@@ -167,15 +167,14 @@ def _agrees(dataset: Any, name: str, index: int, label: int) -> bool:
 
 
 def _as_labels(values: Any, count: int) -> Tensor | None:
-    if values is None or not hasattr(values, "__len__") or len(values) != count:
-        return None
-    if isinstance(values, list) and isinstance(values[0], tuple):  # (path, label), as `ImageFolder.samples`
+    if isinstance(values, list) and values and isinstance(values[0], tuple):  # (path, label), as `ImageFolder.samples`
         values = [pair[-1] for pair in values]
     try:
         labels = np.asarray(values)
     except (TypeError, ValueError, RuntimeError):
         return None
-    return torch.from_numpy(labels.astype(np.int64)) if labels.ndim == 1 and labels.dtype.kind in "iu" else None
+    fits = labels.shape == (count,) and labels.dtype.kind in "iu"
+    return torch.from_numpy(labels.astype(np.int64)) if fits else None
 
 
 def _label(item: Any, name: str, index: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, final
@@ -50,7 +50,8 @@ class FeatureHook:
 
     def attach(self, model: nn.Module, name: str, *, last: bool = True) -> ExitStack:
         """Hook the layers of that name; closing the returned stack removes the hooks."""
-        layers = _layers(model, name)
+        check_type("name", name, str, "the name of a layer")
+        layers = {one: linear_layer(unwrap(model), one) for one in name.split(JOIN)}
         sizes = [layer_size(layer) for layer in layers.values()]
         outputs, inputs = sizes[-1][0], sum(size for _, size in sizes)
         if last and self._classes not in (None, outputs):
@@ -94,11 +95,16 @@ class FeatureHook:
                 f"layer {self.name!r} did not run since its features were last taken. Call the model first; if that "
                 "was done, the layer is no longer its head."
             )
-        features = _feature_rows(self._layers, caught)
+        rows = []
+        for name, layer in self._layers.items():
+            features = as_rows(caught[name], layer_size(layer)[1])
+            if features is None:
+                raise ValueError(not_rows(name, caught[name].shape))
+            rows.append(features)
         caught.clear()
         if torch.compiler.is_compiling():
             self._tracing = False
-        return features
+        return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
 
     def exact_logits(self, features: Tensor) -> Tensor:
         """Compute the logits of the hooked layer in float32: in bfloat16, confident samples would tie."""
@@ -112,18 +118,3 @@ class FeatureHook:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _thread=threading.local(), _traced={})
-
-
-def _layers(model: nn.Module, name: str) -> dict[str, LinearLayer]:
-    check_type("name", name, str, "the name of a layer")
-    return {one: linear_layer(unwrap(model), one) for one in name.split(JOIN)}
-
-
-def _feature_rows(layers: Mapping[str, LinearLayer], inputs: Mapping[str, Tensor]) -> Tensor:
-    rows = []
-    for name, layer in layers.items():
-        features = as_rows(inputs[name], layer_size(layer)[1])
-        if features is None:
-            raise ValueError(not_rows(name, inputs[name].shape))
-        rows.append(features)
-    return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
