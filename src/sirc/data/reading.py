@@ -48,7 +48,8 @@ class Unreadable:
     @classmethod
     def because(cls, index: int, error: Exception) -> Unreadable:
         """Describe an item by the error that reading it raised."""
-        return cls(index, str(error) or type(error).__name__, is_system_error(error))
+        why = re.sub(r"^\[Errno \d+\] ", "", str(error))
+        return cls(index, why or type(error).__name__, is_system_error(error))
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def benchmark(name: str) -> Benchmark:
 def find_benchmark(what: str, name: str, others: Sequence[str] = ()) -> Benchmark:
     """Find a benchmark; the error calls the argument `what`, and lists `others` among the valid names."""
     for benchmark in _BENCHMARKS:
-        if name.strip().lower() in (benchmark.key, benchmark.title.lower()):
+        if str(name).strip().lower() in (benchmark.key, benchmark.title.lower()):
             return benchmark
     raise ValueError(unknown_name(what, name, [*(benchmark.key for benchmark in _BENCHMARKS), *others]))
 

@@ -107,7 +107,7 @@ def public_datasets() -> tuple[PublicDataset, ...]:
 def public_dataset(name: str) -> PublicDataset:
     """Find a public dataset by its name; the error for another name lists them and the closest."""
     for dataset in public_datasets():
-        if dataset.name == name.strip().lower():
+        if dataset.name == str(name).strip().lower():
             return dataset
     raise ValueError(unknown_name("`name`", name, [dataset.name for dataset in public_datasets()]))
 
