@@ -231,6 +231,7 @@ def test_dict_values_that_are_no_arrays_are_passed_as_they_are(images):
             "images",
             r"must be a tensor, a tuple that starts with one, or a dict.*got str.*next\(iter\(loader\)\)",
         ),
+        ({"labels": torch.tensor([1])}, r"must have the inputs that Net\.forward.* takes; got 0\."),
         ({"pixels": 1, "mask": 2}, r"got \['mask', 'pixels'\], and Net.forward takes \['x'\]"),
         (torch.zeros(0, 3, 8, 8), "at least one input"),
     ],

@@ -54,13 +54,13 @@ def call_model(model: nn.Module, batch: object) -> object:
     the model does not know is passed by position.
     """
     if isinstance(batch, Tensor):  # first, since it is the usual case and the quickest test
-        return _call(model, [_prepare(model, batch)])
+        return _call(model, _prepare(model, batch))
     if _is_list(batch) and batch:
         if _is_list(batch[0]):
-            return _call(model, [_prepare(model, value) for value in batch[0]])
+            return _call(model, *(_prepare(model, value) for value in batch[0]))
         return call_model(model, batch[0])
     if not isinstance(batch, Mapping):
-        return _call(model, [_prepare(model, batch)])
+        return _call(model, _prepare(model, batch))
     inputs = {
         str(key): _prepare(model, value) if _is_array(value) else value
         for key, value in batch.items()
@@ -69,27 +69,27 @@ def call_model(model: nn.Module, batch: object) -> object:
     parameters = inspect.signature(unwrap(model).forward).parameters.values()
     known = {p.name for p in parameters}
     if any(p.kind is p.VAR_KEYWORD for p in parameters) or known.issuperset(inputs):
-        return model(**inputs)
+        return _call(model, **inputs)
     if len(inputs) == 1:
-        return model(*inputs.values())
+        return _call(model, *inputs.values())
     raise ValueError(
         f"A dict batch is passed to the model as keyword arguments; got {sorted(inputs)}, and "
         f"{type(unwrap(model)).__name__}.forward takes {sorted(known)}. Keep or rename the keys it takes."
     )
 
 
-def _call(model: nn.Module, inputs: list[Tensor]) -> object:
+def _call(model: nn.Module, /, *inputs: object, **named: object) -> object:
     try:
-        return model(*inputs)
+        return model(*inputs, **named)
     except TypeError as error:
         network = unwrap(model)
         signature = inspect.signature(network.forward)
         try:
-            signature.bind(*inputs)
+            signature.bind(*inputs, **named)
         except TypeError:
             raise ValueError(
                 f"A batch must have the inputs that {type(network).__name__}.forward{signature} takes; got "
-                f"{len(inputs)}. Of a tuple, (inputs, labels), the first is passed: give several as one, "
+                f"{len(inputs) + len(named)}. Of a tuple, (inputs, labels), the first is passed: give several as one, "
                 "((a, b), labels), or by name in a dict."
             ) from error
         raise
