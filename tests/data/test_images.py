@@ -459,3 +459,10 @@ def test_settings_of_numpy_and_torch_become_plain_numbers():
     assert json.loads(json.dumps(dataclasses.asdict(given))) == json.loads(json.dumps(dataclasses.asdict(plain)))
     assert given.test()(Image.new("RGB", (80, 70))).shape == (3, 32, 32)
     assert Preprocess(resize=[72, 64], mean=[0.485, 0.456, 0.406]) == Preprocess(resize=(72, 64))
+
+
+@pytest.mark.parametrize("classes", ["classes.txt", 3])
+def test_class_names_must_be_a_list(tmp_path, classes):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ValueError, match=rf"`classes` must be a list of names; got {classes!r}\."):
+        image_folder(tmp_path, classes=classes)

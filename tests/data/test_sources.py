@@ -137,6 +137,10 @@ def test_groups_are_the_benchmarks_unless_said():
             "`options` must be empty .* but for `allow_empty`; got deep",
         ),
         ({"dataset": "noise", "options": 3}, "`options` must be a table"),
+        (
+            {"dataset": "folder", "path": "x", "options": {"allow_empty": "yes"}},
+            r"`options\.allow_empty` must be true or false; got str",
+        ),
     ],
 )
 def test_nonsense_is_refused_by_the_name_of_its_field(fields, words):

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sirc._utils.checks import check_choice, check_path
+from sirc._utils.checks import check_choice, check_path, iterates
 from sirc._utils.files import PathLike
 from sirc._utils.text import quoted
 from sirc.data.base import ImageSet, Transform
@@ -243,6 +243,8 @@ def ordered_classes(path: Path, classes: Sequence[str] | None, sort: Sort) -> li
     there = class_folders(path)
     if classes is None:
         return sorted(there, key=natural_key) if sort == "natural" else there
+    if isinstance(classes, str) or not iterates(classes):
+        raise ValueError(f"`classes` must be a list of names; got {quoted(classes)}. Pass the names themselves.")
     if sort != "name":
         raise ValueError(f"`sort` must be left out where `classes` has the order; got {quoted(sort)}. Drop one.")
     ordered = list(classes)

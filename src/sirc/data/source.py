@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
-from sirc._utils.checks import check_at_least, check_choice, check_positive
+from sirc._utils.checks import check_at_least, check_choice, check_positive, check_type
 from sirc._utils.text import quoted
 from sirc.data.base import SPLITS, ImageSet, Transform
 from sirc.data.catalogue import Benchmark, find_benchmark, open_split, split_folder
@@ -82,6 +82,8 @@ class Source:
         check_at_least("seed", self.seed, 0)
         if not isinstance(self.options, dict):
             raise ValueError(f"`options` must be a table of names and values; got {quoted(self.options)}.")
+        if self.dataset == "folder":
+            check_type("options.allow_empty", self.options.get("allow_empty", False), bool, "true or false")
         allowed = {"allow_empty"} if self.dataset == "folder" else set()
         if ":" not in self.dataset and (extra := sorted(set(self.options) - allowed)):
             raise ValueError(
