@@ -195,6 +195,14 @@ def test_features_may_be_left_out_and_the_head_named():
         sirc.extract(model, rows(10), head="9")
 
 
+def test_a_wrong_layer_leaves_no_store_that_refuses_the_right_one(tmp_path):
+    for wrong in ("typo", sirc.Head(torch.ones(K, L), name="typo")):
+        with pytest.raises(ValueError, match="Sequential has no 'typo'"):
+            sirc.extract(network(), rows(10), tmp_path / "s", head=wrong)
+        assert not (tmp_path / "s").exists()
+    assert len(sirc.extract(network(), rows(10), tmp_path / "s", head="4")) == 10
+
+
 def test_precision_and_stored_dtype(tmp_path):
     model, data = network(), rows(40)
     half = sirc.extract(model, data, dtype=torch.float16)

@@ -14,8 +14,9 @@ from torch.nn import functional
 import sirc
 from sirc import Head, find_head
 from sirc._utils.files import write_safetensors
-from sirc.models import capture_features, head_of, is_whole
+from sirc.models import capture_features, head_of
 from sirc.models.calling import call_model, evaluating, model_logits, unwrap
+from sirc.models.last_layer import is_whole
 
 ZOO = [
     ("timm", "resnet50", {}, "fc", 2048),

@@ -22,7 +22,6 @@ from sirc.models import (
     call_model,
     evaluating,
     features_at,
-    is_whole,
     map_inputs,
     model_logits,
     rows_of,
@@ -48,19 +47,12 @@ class Runner:
     dtype: torch.dtype | None
 
     def __post_init__(self) -> None:
-        self.layer: str | None = None
-        self._exact = False  # other layers may follow the one that the user named
-        if isinstance(self.head, str) or (isinstance(self.head, Head) and self.head.name):  # arrays have no name
-            self._take_layer(self.head)
+        if isinstance(self.head, Head) and not self.head.name:  # arrays: their layer is found later
+            self.head = None
+        if self.features and self.head is not None:
+            FeatureHook().attach(self.model, self.head).close()  # refuses a wrong layer before anything is written
         self._hook: FeatureHook | None = None
         self._repeats: Repeats | None = None
-
-    def _take_layer(self, head: Head | str) -> str:
-        if isinstance(head, Head):
-            self.layer, self._exact = head.name, is_whole(self.model, head)
-            return head.name
-        self.layer = head
-        return head
 
     @property
     def device(self) -> torch.device:
@@ -68,18 +60,22 @@ class Runner:
         first = next(self.model.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
-    def find_layer(self, reader: Reader) -> None:
+    def find_head(self, reader: Reader) -> None:
         """Find the head, if it is not known, with the first items that can be read."""
-        if not self.features or self.layer is not None:
-            return
-        if (batch := reader.first(2)) is not None:
+        if self.features and self.head is None and (batch := reader.first(2)) is not None:
             with self.running():
-                self._take_layer(features_at(self.model, rows_of(self._formatted(batch), slice(2))))
+                self._head_for(batch)
+
+    def _head_for(self, batch: object) -> Head | str:
+        if self.head is None:
+            self.head = features_at(self.model, rows_of(self._formatted(batch), slice(2)))
+        return self.head
 
     def how(self) -> str:
         """The settings, besides model and data, that decide the outputs; the store records them."""
         dtype = "as computed" if self.dtype is None else dtype_name(self.dtype)
-        features = f"features of {quoted(self.layer)}" if self.features else "no features"
+        layer = self.head.name if isinstance(self.head, Head) else self.head
+        features = f"features of {quoted(layer)}" if self.features else "no features"
         return f"{features}, {'labels' if self.labels else 'no labels'}, {self.precision}, stored {dtype}"
 
     @contextmanager
@@ -99,12 +95,10 @@ class Runner:
         """Logits, features and labels of a batch."""
         batch = self._formatted(batch)
         if self.features and self._hook is None:
-            layer = self.layer
-            if layer is None:
-                layer = self._take_layer(features_at(self.model, rows_of(batch, slice(2))))
-            self._hook = FeatureHook()
-            self._hooks.enter_context(self._hook.attach(self.model, layer, last=self._exact))
-            self._hook.open()
+            hook = FeatureHook()
+            self._hooks.enter_context(hook.attach(self.model, self._head_for(batch)))
+            hook.open()
+            self._hook = hook
         logits, *features = self._forward(batch)
         z = features[0] if features else None
         labels = _labels(batch, len(logits)) if self.labels else None

@@ -72,12 +72,12 @@ class Extraction:
         with distributed.failing_together():
             model = _FINGERPRINTS.get(self.runner.model) or fingerprint(self.runner.model)
             data = data_fingerprint(self.reader.dataset)
-            if self.runner.layer is None and overwrite is not True:
+            if self.runner.head is None and overwrite is not True:
                 with suppress(StoreError):  # a complete store records the layer of its features
                     store = OutputStore(path)
                     if store.complete and (match := re.match(r"features of '(.*)', (?:no )?labels, ", store.how or "")):
-                        self.runner.layer = match[1]
-            self.runner.find_layer(self.reader)
+                        self.runner.head = match[1]
+            self.runner.find_head(self.reader)
             create = partial(OutputStore.create, path, len(self.reader), shard_size=shard_size)
             create = partial(create, model=model, data=data, how=self.runner.how())
             if overwrite and distributed.is_main():

@@ -21,7 +21,7 @@ from sirc.models.calling import (
 )
 from sirc.models.ensemble import Ensemble
 from sirc.models.feature_hook import FeatureHook, capture_features
-from sirc.models.last_layer import features_at, find_head, head_of, is_whole
+from sirc.models.last_layer import features_at, find_head, head_of
 from sirc.models.stems import Stem
 from sirc.models.weights import fingerprint, load_weights, save_weights
 
@@ -41,7 +41,6 @@ __all__ = [
     "fingerprint",
     "head_of",
     "is_parallel",
-    "is_whole",
     "load_weights",
     "map_inputs",
     "model_logits",

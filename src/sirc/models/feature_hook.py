@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from sirc._utils.checks import check_type
 from sirc.models.calling import unwrap
-from sirc.models.last_layer import JOIN, LinearLayer, as_rows, layer_input, layer_size, linear_layer, not_rows
+from sirc.models.last_layer import JOIN, LinearLayer, as_rows, is_whole, layer_input, layer_size, linear_layer, not_rows
+from sirc.outputs import Head
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def capture_features(model: nn.Module, name: str) -> Iterator[Callable[[], Tenso
             features = take()
     """
     hook = FeatureHook()
-    with hook.attach(model, name, last=False):
+    with hook.attach(model, name):
         hook.open()
         yield hook.take
 
@@ -48,8 +49,10 @@ class FeatureHook:
         self._traced: dict[str, Tensor] = {}
         self._tracing = False
 
-    def attach(self, model: nn.Module, name: str, *, last: bool = True) -> ExitStack:
-        """Hook the layers of that name; closing the returned stack removes the hooks."""
+    def attach(self, model: nn.Module, head: Head | str) -> ExitStack:
+        """Hook the layer of a head, or the layers of a name; closing the returned stack removes the hooks."""
+        name = head.name if isinstance(head, Head) else head
+        last = isinstance(head, Head) and is_whole(model, head)  # other layers may follow one that was named
         check_type("name", name, str, "the name of a layer")
         layers = {one: linear_layer(unwrap(model), one) for one in name.split(JOIN)}
         sizes = [layer_size(layer) for layer in layers.values()]
