@@ -135,7 +135,7 @@ def test_a_missing_list_says_where_to_get_it(tmp_path):
     (textures(tmp_path) / "textures_datalist.txt").unlink()
     with pytest.raises(
         FileNotFoundError,
-        match=r"textures_datalist.txt or texture.txt, in .*Get it from https://github.com/haoqiwang/vim",
+        match=r"textures_datalist.txt or texture.txt, is not in .*Get it from https://github.com/haoqiwang/vim",
     ):
         open_source(Source("textures"), root=tmp_path, preprocess=None, labelled=False)
 

@@ -288,6 +288,17 @@ def test_your_own_folder_is_looked_at_by_its_parts(tmp_path):
     assert "all: 0 images" in problems(check("folder", tmp_path / "none"))[0]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs links")
+def test_a_link_to_nothing_is_told_for_what_it_is(tmp_path):
+    paint(tmp_path / "d" / "1.png")
+    (tmp_path / "d" / "2.png").symlink_to("nowhere.png")
+    [text] = problems(check("folder", tmp_path / "d", decode=True))
+    assert text == (
+        f"all: image '{tmp_path}/d/2.png' is a link to a file that is not there. Restore that file, or remove the "
+        "link. | "
+    )
+
+
 def test_your_own_list_is_looked_at(tmp_path):
     for name in ("a b.png", "c.png"):
         paint(tmp_path / name)
@@ -305,6 +316,8 @@ def test_an_unknown_name_lists_what_can_be_looked_at(tmp_path):
         ValueError, match=r"`name` must be one of imagenet200, .*, folder, list; got 'folders'. Did you mean `folder`\?"
     ):
         check("folders", tmp_path)
+    with pytest.raises(ValueError, match=r"`name` must be one of imagenet200, .*; got 3\."):
+        check(3, tmp_path)
 
 
 def test_a_report_reads_as_plain_text(tmp_path):

@@ -23,9 +23,18 @@ def server():
         yield running
 
 
-class Naps(list):
-    def __call__(self, seconds):
-        self.append(seconds)
+@pytest.fixture(autouse=True)
+def naps(monkeypatch):
+    """The seconds of each wait, which takes no time."""
+    waits = []
+    monkeypatch.setattr(module.time, "sleep", waits.append)
+    return waits
+
+
+@pytest.fixture
+def retries(monkeypatch):
+    """Set the number of attempts without a new byte."""
+    return lambda count: monkeypatch.setattr(module, "_RETRIES", count)
 
 
 def test_a_file_comes_whole_and_only_once(server, tmp_path):
@@ -36,10 +45,9 @@ def test_a_file_comes_whole_and_only_once(server, tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["a.bin"]
 
 
-def test_a_cut_connection_goes_on_from_where_it_was(server, tmp_path):
+def test_a_cut_connection_goes_on_from_where_it_was(server, tmp_path, naps):
     server.cuts = [300_000, 100_000]
-    naps = Naps()
-    path = download(server.base + "/a.bin", tmp_path / "a.bin", sleep=naps)
+    path = download(server.base + "/a.bin", tmp_path / "a.bin")
     assert path.read_bytes() == CONTENT
     assert [wanted for _, wanted in server.requests] == [None, "bytes=300000-", "bytes=400000-"]
     assert naps == [1, 1]  # bytes came in between
@@ -54,8 +62,11 @@ class Killer(Progress):
 def stop_after(server, path, count, **options):
     """Download, and be stopped when `count` bytes have come."""
     server.cuts = [count]
-    with pytest.raises(DownloadError, match=rf"after {count:,} of 700,000 bytes, 1 times in a row.*it continues"):
-        download(server.base + "/a.bin", path, retries=0, **options)
+    words = rf"after {count:,} of 700,000 bytes, 1 times in a row.*it continues"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_RETRIES", 0)
+        with pytest.raises(DownloadError, match=words):
+            download(server.base + "/a.bin", path, **options)
     assert sorted(file.name for file in path.parent.iterdir()) == ["a.bin.part", "a.bin.part.json"]
     assert path.with_name("a.bin.part").read_bytes() == CONTENT[:count]
 
@@ -88,7 +99,7 @@ def test_a_part_of_another_version_is_thrown_away(server, tmp_path):
 def test_a_part_longer_than_the_file_is_thrown_away(server, tmp_path):
     stop_after(server, tmp_path / "a.bin", 300_000)
     (tmp_path / "a.bin.part").write_bytes(CONTENT + b"more")
-    assert download(server.base + "/a.bin", tmp_path / "a.bin", sleep=Naps()).read_bytes() == CONTENT
+    assert download(server.base + "/a.bin", tmp_path / "a.bin").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("kind", ["md5", "sha256"])
@@ -150,7 +161,7 @@ def test_a_bad_certificate_is_final(tmp_path, monkeypatch):
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     with pytest.raises(DownloadError, match=r"is not valid \(certificate has expired\). Check the clock"):
-        download("https://example.org/a.bin", tmp_path / "a.bin", sleep=Naps())
+        download("https://example.org/a.bin", tmp_path / "a.bin")
     assert len(asked) == 1
 
 
@@ -160,7 +171,7 @@ def test_a_read_only_disk_is_not_taken_for_a_broken_network(server, tmp_path):
             raise OSError(errno.EROFS, "Read-only file system")
 
     with pytest.raises(DownloadError, match=r"Read-only file system. Make it writable, and run this again"):
-        download(server.base + "/a.bin", tmp_path / "a.bin", progress=ReadOnly(), sleep=Naps())
+        download(server.base + "/a.bin", tmp_path / "a.bin", progress=ReadOnly())
     assert len(server.requests) == 1
 
 
@@ -179,19 +190,20 @@ def test_the_size_is_asked_without_fetching(server):
     assert remote_size(server.base + "/missing") is None
 
 
-def test_a_file_that_changed_is_fetched_from_the_start(server, tmp_path):
+def test_a_file_that_changed_is_fetched_from_the_start(server, tmp_path, monkeypatch):
     def change(seconds):
         server.files["/a.bin"], server.tag = CONTENT[::-1], '"v2"'
 
     server.cuts = [300_000]
-    assert download(server.base + "/a.bin", tmp_path / "a.bin", sleep=change).read_bytes() == CONTENT[::-1]
+    monkeypatch.setattr(module.time, "sleep", change)
+    assert download(server.base + "/a.bin", tmp_path / "a.bin").read_bytes() == CONTENT[::-1]
 
 
 def test_a_server_without_ranges_sends_all_again(tmp_path):
     with Server(ranges=False) as server:
         server.files["/a.bin"] = CONTENT
         server.cuts = [300_000]
-        path = download(server.base + "/a.bin", tmp_path / "a.bin", sleep=Naps())
+        path = download(server.base + "/a.bin", tmp_path / "a.bin")
         assert path.read_bytes() == CONTENT
         assert [wanted for _, wanted in server.requests] == [None, "bytes=300000-"]
 
@@ -200,7 +212,7 @@ def test_without_a_version_nothing_is_joined(tmp_path):
     with Server(tag=None) as server:
         server.files["/a.bin"] = CONTENT
         server.cuts = [300_000]
-        assert download(server.base + "/a.bin", tmp_path / "a.bin", sleep=Naps()).read_bytes() == CONTENT
+        assert download(server.base + "/a.bin", tmp_path / "a.bin").read_bytes() == CONTENT
         assert [wanted for _, wanted in server.requests] == [None, None]
 
 
@@ -208,14 +220,15 @@ def test_a_weak_version_is_not_trusted(tmp_path):
     with Server(tag='W/"v1"') as server:
         server.files["/a.bin"] = CONTENT
         server.cuts = [300_000]
-        assert download(server.base + "/a.bin", tmp_path / "a.bin", sleep=Naps()).read_bytes() == CONTENT
+        assert download(server.base + "/a.bin", tmp_path / "a.bin").read_bytes() == CONTENT
         assert [wanted for _, wanted in server.requests] == [None, None]
 
 
-def test_a_server_that_resumes_at_the_wrong_place_is_not_believed(server, tmp_path):
+def test_a_server_that_resumes_at_the_wrong_place_is_not_believed(server, tmp_path, retries):
+    retries(1)
     server.cuts, server.lies = [300_000], {"start": 5}
     with pytest.raises(DownloadError, match="the server sent 'bytes 300005-"):
-        download(server.base + "/a.bin", tmp_path / "x", retries=1, sleep=Naps())
+        download(server.base + "/a.bin", tmp_path / "x")
 
 
 def test_a_file_of_unknown_length_comes_too(server, tmp_path):
@@ -223,14 +236,14 @@ def test_a_file_of_unknown_length_comes_too(server, tmp_path):
     assert download(server.base + "/a.bin", tmp_path / "x").read_bytes() == CONTENT
 
 
-def test_busy_servers_are_asked_again_after_longer_and_longer_waits(server, tmp_path):
+def test_busy_servers_are_asked_again_after_longer_and_longer_waits(server, tmp_path, naps, retries):
     server.errors = [(503, {}), (500, {}), (429, {"Retry-After": "7"}), (503, {"Retry-After": "9999"})]
-    naps = Naps()
-    assert download(server.base + "/a.bin", tmp_path / "x", sleep=naps).read_bytes() == CONTENT
+    assert download(server.base + "/a.bin", tmp_path / "x").read_bytes() == CONTENT
     assert naps == [1, 2, 7, 60]
     server.errors = [(503, {})] * 3
+    retries(2)
     with pytest.raises(DownloadError, match=r"HTTP 503 Service Unavailable, 3 times in a row"):
-        download(server.base + "/a.bin", tmp_path / "y", retries=2, sleep=Naps())
+        download(server.base + "/a.bin", tmp_path / "y")
 
 
 @pytest.mark.parametrize("code", [404, 403, 400])
@@ -239,13 +252,14 @@ def test_a_refusal_is_final(server, tmp_path, code):
     with pytest.raises(
         DownloadError, match=rf"a.bin' cannot be fetched: the server answered HTTP {code} .*Look for its new address"
     ):
-        download(server.base + "/a.bin", tmp_path / "x", sleep=Naps())
+        download(server.base + "/a.bin", tmp_path / "x")
     assert len(server.requests) == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nobody_there_is_said_so(tmp_path):
+def test_nobody_there_is_said_so(tmp_path, retries):
+    retries(1)
     with Server() as server:
         url = server.base + "/a.bin"
     with pytest.raises(DownloadError, match=r"refused.* 2 times in a row.*Check the network"):
-        download(url, tmp_path / "x", retries=1, sleep=Naps())
+        download(url, tmp_path / "x")

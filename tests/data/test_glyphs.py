@@ -71,7 +71,7 @@ def test_an_image_does_not_depend_on_how_many_there_are_or_which_came_first():
     few, many = glyphs.letters(count=3), glyphs.letters(count=300)
     last = np.asarray(many.image(299))
     assert (pixels(few) == pixels(many, 3)).all()
-    glyphs._block.cache_clear()
+    glyphs._draw.cache_clear()
     assert (np.asarray(glyphs.letters(count=300).image(299)) == last).all()
 
 
@@ -188,8 +188,8 @@ def test_photographs_give_thousands_of_patches_of_every_kind():
         (lambda: glyphs.greek(count=2.5), "`count` must be a whole number ≥ 1; got 2.5"),
         (lambda: glyphs.digits(seed=-1), "`seed` must be a whole number ≥ 0; got -1"),
         (lambda: glyphs.handwritten(count=1798), "`count` must be at most 1797, as many as there are; got 1798"),
-        (lambda: glyphs.Glyphs("runes"), "`what` must be one of letters, greek, .*; got 'runes'"),
-        (lambda: _open(options={"fonts": 3}), "`options` of sirc.data.glyphs:letters do not fit: .*'fonts'"),
+        (lambda: glyphs.Glyphs("runes"), '`what` must be "letters", "greek", .* or "noise"; got .runes.'),
+        (lambda: _open(options={"fonts": 3}), "`options` must be what `sirc.data.glyphs:letters.*` takes: .*'fonts'"),
         (lambda: _open(options={"count": "many"}), "letters cannot be opened: `count` must be .*; got 'many'"),
     ],
 )

@@ -1,6 +1,8 @@
 """Images in files are read as torchvision reads them, and what cannot be read is named."""
 
+import dataclasses
 import io
+import json
 import os
 import pickle
 import subprocess
@@ -448,3 +450,19 @@ def test_without_torchvision_the_extra_is_named(monkeypatch):
 def test_preprocessing_that_makes_no_sense_is_refused(given, words):
     with pytest.raises(ValueError, match=words):
         Preprocess(**given)
+
+
+def test_settings_of_numpy_and_torch_become_plain_numbers():
+    given = Preprocess(np.int64(64), np.int64(32), mean=np.array([0.5, 0.25, 0.75]), std=torch.tensor([0.5, 1.0, 2.0]))
+    plain = Preprocess(64, 32, mean=(0.5, 0.25, 0.75), std=(0.5, 1.0, 2.0))
+    assert given == plain
+    assert json.loads(json.dumps(dataclasses.asdict(given))) == json.loads(json.dumps(dataclasses.asdict(plain)))
+    assert given.test()(Image.new("RGB", (80, 70))).shape == (3, 32, 32)
+    assert Preprocess(resize=[72, 64], mean=[0.485, 0.456, 0.406]) == Preprocess(resize=(72, 64))
+
+
+@pytest.mark.parametrize("classes", ["classes.txt", 3])
+def test_class_names_must_be_a_list(tmp_path, classes):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ValueError, match=rf"`classes` must be a list of names; got {classes!r}\."):
+        image_folder(tmp_path, classes=classes)

@@ -184,6 +184,6 @@ def test_a_folder_of_other_things_is_never_touched(tmp_path):
         write_noise(tmp_path / "thesis.tex", 2, 0)
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "noise.json").write_text("[1]", encoding="utf-8")
-    with pytest.raises(StoreError, match="not what `write_noise` wrote"):
+    with pytest.raises(StoreError, match=r"noise\.json' cannot be trusted: it must hold a JSON object"):
         write_noise(tmp_path / "odd", 2, 0)
     assert [entry.name for entry in tmp_path.iterdir() if entry.is_file()] == ["thesis.tex"]

@@ -175,9 +175,7 @@ def test_an_archive_that_was_cut_in_the_middle_is_continued(server, tmp_path, mo
     dataset = served(server, "colorectal")
     half = len(CONTENT["colorectal"][0]) // 2
     server.cuts, server.errors = [half], []
-    monkeypatch.setattr(public, "download", lambda *args, **named: original(*args, retries=0, **named))
-    from sirc.data.catalogue.download import download as original
-
+    monkeypatch.setattr("sirc.data.catalogue.download._RETRIES", 0)
     with pytest.raises(DownloadError, match=rf"after {half:,} of "):
         fetch_dataset(dataset, tmp_path)
     assert not dataset.is_in(tmp_path)

@@ -1,5 +1,6 @@
 """A source says where data are in the words of a TOML, opens what it says, and refuses nonsense field by field."""
 
+import importlib
 import inspect
 import sys
 import types
@@ -136,6 +137,10 @@ def test_groups_are_the_benchmarks_unless_said():
             "`options` must be empty .* but for `allow_empty`; got deep",
         ),
         ({"dataset": "noise", "options": 3}, "`options` must be a table"),
+        (
+            {"dataset": "folder", "path": "x", "options": {"allow_empty": "yes"}},
+            r"`options\.allow_empty` must be true or false; got str",
+        ),
     ],
 )
 def test_nonsense_is_refused_by_the_name_of_its_field(fields, words):
@@ -210,6 +215,12 @@ def test_labels_are_taken_from_where_they_are_kept(own, module):
         assert data.reads == 3
 
 
+@pytest.mark.parametrize(("classes", "names"), [(np.array(["x", "y"]), ("x", "y")), (2, ()), (None, ()), ([0, 1], ())])
+def test_classes_may_be_kept_as_an_array_or_as_something_else(own, module, classes, names):
+    module.make = lambda: Pictures([0, 1], classes=classes)
+    assert opened(own, dataset="users_data:make").classes == names
+
+
 def test_labels_that_say_otherwise_than_the_items_are_not_believed(own, module):
     for kept in (
         {"targets": [1, 1, 2]},
@@ -225,6 +236,24 @@ def test_a_function_may_return_an_image_set(own, module):
     module.make = lambda: Noise(4, seed=1)
     assert isinstance(opened(own, dataset="users_data:make", labelled=False), Noise)
     assert len(opened(own, dataset="users_data:make", labelled=False, count=4)) == 4
+
+
+def test_a_type_error_of_a_function_of_ones_own_is_its_own(own, module):
+    module.make = lambda: len(3)
+    with pytest.raises(TypeError, match=r"object of type 'int' has no len\(\)"):
+        opened(own, dataset="users_data:make")
+
+
+def test_a_function_of_ones_own_may_import_from_the_current_folder_when_it_is_called(own, module, monkeypatch):
+    monkeypatch.chdir(own)
+    (own / "pictures_beside.py").write_text("COUNT = 3\n", encoding="utf-8")
+
+    def make():
+        return Pictures(list(range(importlib.import_module("pictures_beside").COUNT)))
+
+    module.make = make
+    assert len(opened(own, dataset="users_data:make")) == 3
+    del sys.modules["pictures_beside"]
 
 
 def test_fingerprints_tell_datasets_of_functions_apart(own, module):
@@ -244,7 +273,7 @@ def test_a_function_that_gives_something_else_is_refused(own, module):
         opened(own, dataset="no_such.module:f")
     with pytest.raises(ValueError, match="`users_data` has no `nothing`"):
         opened(own, dataset="users_data:nothing")
-    with pytest.raises(ValueError, match="`options` of users_data:make do not fit"):
+    with pytest.raises(ValueError, match=r"`options` must be what `users_data:make\(\)` takes: .*'n'"):
         opened(own, dataset="users_data:make", options={"n": 1})
     module.make = lambda: Pictures(["cat"])
     with pytest.raises(ValueError, match=r"must be \(PIL image, whole number\); got \(Image, str\) for item 0"):
@@ -267,7 +296,7 @@ def test_torchvisions_datasets_open_by_name(tmp_path):
         opened(tmp_path, dataset="torchvision:CIFAR11")
     with pytest.raises(ValueError, match=r"must not unpickle files, as that can run code; torchvision:LSUN does"):
         opened(tmp_path, dataset="torchvision:LSUN")
-    with pytest.raises(ValueError, match="`options` of torchvision:FakeData do not fit"):
+    with pytest.raises(ValueError, match=r"`options` must be what `torchvision:FakeData` takes: .*'sizes'"):
         opened(tmp_path, dataset="torchvision:FakeData", options={"sizes": 5})
 
 

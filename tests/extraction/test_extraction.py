@@ -195,6 +195,14 @@ def test_features_may_be_left_out_and_the_head_named():
         sirc.extract(model, rows(10), head="9")
 
 
+def test_a_wrong_layer_leaves_no_store_that_refuses_the_right_one(tmp_path):
+    for wrong in ("typo", sirc.Head(torch.ones(K, L), name="typo")):
+        with pytest.raises(ValueError, match="Sequential has no 'typo'"):
+            sirc.extract(network(), rows(10), tmp_path / "s", head=wrong)
+        assert not (tmp_path / "s").exists()
+    assert len(sirc.extract(network(), rows(10), tmp_path / "s", head="4")) == 10
+
+
 def test_precision_and_stored_dtype(tmp_path):
     model, data = network(), rows(40)
     half = sirc.extract(model, data, dtype=torch.float16)
@@ -246,6 +254,8 @@ def test_other_settings_over_a_store_are_refused(tmp_path, options, whole):
         ({"workers": 1.5}, "`workers` must be a whole number"),
         ({"batch_size": 0}, "`batch_size`"),
         ({"size": 5}, "`size` must be the length of the data, 100; got 5"),
+        ({"dtype": "float16"}, r"`dtype` must be a dtype of torch, such as torch\.float16; got str"),
+        ({"head": 4}, "`head` must be a `sirc.Head`, or the name of a layer; got int"),
     ],
     ids=str,
 )
@@ -697,3 +707,57 @@ def test_no_image_of_a_batch_is_left_alone_by_the_steps_of_a_cpu():
     images = torch.randn(10, 3, 360, 360)  # three at once
     outputs = sirc.extract(Squeezing(), TensorDataset(images), batch_size=10, labels=False, head="fc")
     assert len(outputs) == 10
+
+
+def test_paths_beside_the_images_are_not_taken_for_labels():
+    images = [(torch.zeros(3, 2, 2), f"{i}.png") for i in range(4)]
+    words = r"`labels` must be one whole number for each of the 4 inputs; got .'0.png', .*Pass `labels=False`"
+    with pytest.raises(ValueError, match=words):
+        sirc.extract(network(), DataLoader(images, batch_size=4))
+    assert len(sirc.extract(network(), DataLoader(images, batch_size=4), labels=False)) == 4
+
+
+def test_an_empty_batch_of_a_stream_is_told_for_what_it_is():
+    with pytest.raises(ValueError, match=r"a tuple that starts with one, .*got tuple"):
+        sirc.extract(network(), [()], head="4", channels_last=True)
+
+
+def test_images_get_their_memory_format_in_every_kind_of_batch():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.formats = nn.Linear(3, K), []
+
+        def forward(self, x, other=None):
+            for images in (x, x if other is None else other):
+                self.formats.append(images.is_contiguous(memory_format=torch.channels_last))
+            return self.fc(x.mean((2, 3)))
+
+    model, x, labels = Named(), torch.randn(2, 3, 4, 4), torch.tensor([0, 1])
+    for batch in (x, (x, labels), ((x, x), labels), {"x": x, "labels": labels}):
+        sirc.extract(model, [batch], head="fc", channels_last=True)
+    assert len(model.formats) == 8
+    assert all(model.formats)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_images_without_a_transform_and_of_many_sizes_are_told_for_what_they_are(tmp_path, workers):
+    unprepared = folder_of_images(tmp_path / "images").with_transform(None)
+    words = r"`data` must give tensors, .* found <class 'PIL.Image.Image'>\. Prepare images with a transform"
+    with pytest.raises(ValueError, match=words):
+        sirc.extract(network(), unprepared, workers=workers)
+    Image.new("RGB", (3, 2)).save(tmp_path / "images" / "a" / "wide.png")
+    uneven = image_folder(tmp_path / "images").with_transform(Preprocess(resize=None, crop=None).test())
+    with pytest.raises(ValueError, match=r"of one size, to form batches; got: .*equal size.* resizes and crops"):
+        sirc.extract(network(), uneven, workers=workers, head="4")
+
+
+def test_images_that_a_loader_s_own_collation_prepares_are_extracted(tmp_path):
+    images = folder_of_images(tmp_path / "images")
+    prepare = images.transform
+
+    def collated(items):
+        return torch.stack([prepare(image) for image, _ in items]), torch.tensor([label for _, label in items])
+
+    loader = DataLoader(images.with_transform(None), batch_size=5, collate_fn=collated)
+    check(sirc.extract(network(), loader), network(), images)

@@ -8,7 +8,8 @@ from torch.utils.data import TensorDataset
 
 import sirc
 from sirc.deploy.onnx import OnnxGraph
-from sirc.models import fingerprint, is_whole, unwrap
+from sirc.models import fingerprint, unwrap
+from sirc.models.last_layer import is_whole
 
 pytestmark = pytest.mark.slow  # the libraries take seconds to import
 K = 4

@@ -14,8 +14,9 @@ from torch.nn import functional
 import sirc
 from sirc import Head, find_head
 from sirc._utils.files import write_safetensors
-from sirc.models import capture_features, head_of, is_whole
+from sirc.models import capture_features, head_of
 from sirc.models.calling import call_model, evaluating, model_logits, unwrap
+from sirc.models.last_layer import is_whole
 
 ZOO = [
     ("timm", "resnet50", {}, "fc", 2048),
@@ -231,6 +232,7 @@ def test_dict_values_that_are_no_arrays_are_passed_as_they_are(images):
             "images",
             r"must be a tensor, a tuple that starts with one, or a dict.*got str.*next\(iter\(loader\)\)",
         ),
+        ({"labels": torch.tensor([1])}, r"must have the inputs that Net\.forward.* takes; got 0\."),
         ({"pixels": 1, "mask": 2}, r"got \['mask', 'pixels'\], and Net.forward takes \['x'\]"),
         (torch.zeros(0, 3, 8, 8), "at least one input"),
     ],

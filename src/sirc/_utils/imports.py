@@ -2,10 +2,11 @@
 
 import contextlib
 import importlib
+import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -68,6 +69,15 @@ def import_function(name: str, forms: str) -> Callable[..., Any]:
         value = value.func
     _refuse_standard(name, getattr(value, "__module__", None) or "builtins")
     return function
+
+
+def check_options(name: str, function: Callable[..., Any], options: Mapping[str, object]) -> None:
+    """Refuse options that the function of this name does not take, or that lack one it needs, before it is called."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise ValueError(f"`options` must be what `{name}{signature}` takes: {error}.") from error
 
 
 def _refuse_standard(name: str, module: str) -> None:

@@ -9,7 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Self, TypeVar, final
+from typing import TYPE_CHECKING, Literal, Self, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Transform = Callable[["Image"], Tensor]
-
-
-def check_split(split: str) -> str:
-    """Require the name of a part that datasets have."""
-    if split not in ("train", "test"):
-        raise ValueError(f'`split` must be "train" or "test"; got {quoted(split)}. Leave it out for the usual part.')
-    return split
+SPLITS: tuple[Literal["train", "test"], ...] = ("train", "test")
 
 
 class ImageSet(ABC, Dataset[object]):
@@ -47,7 +41,7 @@ class ImageSet(ABC, Dataset[object]):
         self,
         *,
         name: str,
-        labels: Sequence[int] | Tensor | None = None,
+        labels: npt.ArrayLike | Tensor | None = None,
         classes: Sequence[str] = (),
         transform: Transform | None = None,
     ) -> None:

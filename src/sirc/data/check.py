@@ -11,15 +11,17 @@ from typing import final
 
 import numpy as np
 
+from sirc._utils.checks import check_choice
 from sirc._utils.files import PathLike
 from sirc._utils.text import closest_match, quoted
 from sirc.data import catalogue
 from sirc.data import folder as files
-from sirc.data.base import check_split
+from sirc.data.base import SPLITS
 from sirc.data.catalogue import Benchmark, Split, find_folder, find_list
 from sirc.data.decode import FIND_ALL, printable
 from sirc.data.folder import FileNames, FileSet, Sort, with_examples
 from sirc.data.reading import DatasetReader
+from sirc.data.source import PLAIN
 from sirc.progress import SILENT, Progress
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".rar", ".7z")
@@ -89,25 +91,26 @@ def check(
     from the folder of the list. For `folder`, `sort` and `classes` number its classes, as in `image_folder`. `decode`
     reads every image, in `workers` processes, and names those that are broken.
     """
-    known = None if name in ("folder", "list") else catalogue.find_benchmark("`name`", name, others=("folder", "list"))
+    benchmark = None if name in PLAIN else catalogue.find_benchmark("`name`", name, others=PLAIN)
     if split is not None:
-        check_split(split)
+        check_choice("split", split, SPLITS)
     if name != "folder" and (sort != "name" or classes is not None):
         raise ValueError(f"`sort` and `classes` order the class folders of a `folder`; {name} has an order of its own.")
-    checker, place = _Checker(known, decode, workers, progress, sort, classes), None if path is None else Path(path)
+    checker, place = _Checker(benchmark, decode, workers, progress, sort, classes), None if path is None else Path(path)
     if place is None:
-        if known is None or known.key != "noise":
+        if benchmark is None or benchmark.key != "noise":
             raise ValueError(f"`path` must be given for {name}; only noise needs no files.")
         checker.good("noise needs no files: it is made as it is read")
     elif name == "list":
         checker.check_list("all", place, place.parent if root is None else Path(root))
     elif not place.is_dir():
         checker.no_folder(place)
-    elif known is not None:
-        checker.check_benchmark(known, place, known.splits if split is None else (known.split(split),))
+    elif benchmark is not None:
+        checker.check_benchmark(benchmark, place, benchmark.splits if split is None else (benchmark.split(split),))
     else:
         checker.check_folder(place, split)
-    return DataReport(known.title if known else name, place, tuple(checker.lines), checker.counts, checker.classes)
+    title = benchmark.title if benchmark else name
+    return DataReport(title, place, tuple(checker.lines), checker.counts, checker.classes)
 
 
 @final
@@ -115,7 +118,7 @@ def check(
 class _Checker:
     """Collects the lines of the report."""
 
-    known: Benchmark | None
+    benchmark: Benchmark | None
     decode: bool
     workers: int
     progress: Progress
@@ -125,8 +128,8 @@ class _Checker:
     counts: dict[str, int] = field(default_factory=dict)
     classes: dict[str, int] = field(default_factory=dict)
 
-    def good(self, text: str) -> None:
-        self.lines.append(CheckLine(True, text))
+    def good(self, text: str, advice: str = "") -> None:
+        self.lines.append(CheckLine(True, text, advice))
 
     def bad(self, text: str, advice: str = "") -> None:
         self.lines.append(CheckLine(False, text, advice))
@@ -143,30 +146,26 @@ class _Checker:
         self.bad(f"'{printable(path)}' is {'a file' if path.exists() else 'not there'}", advice)
 
     def where_to_get(self, otherwise: str) -> str:
-        return f"{self.known.how_to_get}, as\n{self.known.layout}" if self.known else otherwise
+        return f"{self.benchmark.how_to_get}, as\n{self.benchmark.layout}" if self.benchmark else otherwise
 
-    def check_benchmark(self, known: Benchmark, path: Path, parts: tuple[Split, ...]) -> None:
-        there = [part for part in parts if find_folder(path, part) or catalogue.archives_of(path, known, part)]
-        if not there and (right := _right_level(path, known)):
+    def check_benchmark(self, benchmark: Benchmark, path: Path, parts: tuple[Split, ...]) -> None:
+        there = [part for part in parts if find_folder(path, part) or catalogue.has_archives(path, benchmark, part)]
+        if not there and (right := _right_level(path, benchmark)):
             level = "above" if right in path.resolve().parents else "below"
-            self.bad(f"{known.title} is not at this level, but {level} it", f"Pass '{printable(right)}'.")
+            self.bad(f"{benchmark.title} is not at this level, but {level} it", f"Pass '{printable(right)}'.")
             return
         for part in parts:
-            folder, listed = find_folder(path, part), find_list(path, known)
+            folder, listed = find_folder(path, part), find_list(path, benchmark)
             if unfinished := catalogue.unfinished_unpacking(path, part):
                 self.bad(f"{part.name}: {unfinished}")
             elif folder is None:
-                self.missing_folder(known, path, part)
+                self.missing_folder(benchmark, path, part)
             elif listed:
                 self.check_list(part.name, listed, folder, part)
-            elif known.lists:
-                names = " or ".join(known.lists)
-                self.bad(
-                    f"{part.name}: the list of its images, {names}, is not in '{printable(path)}'",
-                    f"Get it from {known.list_source}.",
-                )
+            elif benchmark.lists:
+                self.bad(f"{part.name}: {catalogue.missing_list(path, benchmark)}")
             else:
-                self.check_images(part.name, folder, known.role == "ID", part.size)
+                self.check_images(part.name, folder, benchmark.role == "ID", part.size)
         counted = [folder for part in parts if part.name in self.counts and (folder := find_folder(path, part))]
         classes = [set(files.class_folders(folder)) for folder in counted]
         if len(classes) == 2 and (differing := sorted(classes[0] ^ classes[1])):
@@ -174,16 +173,16 @@ class _Checker:
                 f"train and test must have the same classes; {with_examples(differing)} are in one only",
                 "Unpack the data again: labels are the places of the folders in sorted order.",
             )
-        if known.note and any(part.size is None for part in parts):
-            self.good(known.note)
+        if benchmark.note and any(part.size is None for part in parts):
+            self.good(benchmark.note)
 
-    def missing_folder(self, known: Benchmark, path: Path, part: Split) -> None:
+    def missing_folder(self, benchmark: Benchmark, path: Path, part: Split) -> None:
         tar = catalogue.TARS[part.name]
-        if catalogue.archives_of(path, known, part):
+        if catalogue.has_archives(path, benchmark, part):
             self.good(f"{part.name}: '{tar}' is there, and is unpacked when first opened")
             return
         advice = self.where_to_get("")
-        if known.key == "imagenet1k" and (path / tar).is_file():
+        if benchmark.key == "imagenet1k" and (path / tar).is_file():
             advice = f"'{tar}' is there; put '{catalogue.DEVKIT}' beside it, and it is unpacked when first opened."
         elif archives := sorted(name for name in os.listdir(path) if _is_archive(name) and name[0] != "."):
             advice = f"Unpack {', '.join(map(printable, archives[:3]))}."
@@ -221,21 +220,20 @@ class _Checker:
         names, counts = files.images_of_classes(folder, folders)
         self.classes[part] = len(folders)
         how = "as listed" if self.order is not None else "by number" if self.sort == "natural" else "by name"
-        hint = "" if self.known or how != "by name" else _order_hint(folders)
-        self.lines.append(CheckLine(True, f"{part}: {_order(folders, how)}", hint))
+        hint = "" if self.benchmark or how != "by name" else _order_hint(folders)
+        self.good(f"{part}: {_order(folders, how)}", hint)
         if loose := _loose_images(folder):
             self.bad(
                 f"{part}: {with_examples(loose)} images lie outside the class folders",
                 "Move each into the folder of its class; they are not read where they are.",
             )
-        there = {*files.class_folders(folder)}
-        if empty := [label for label, count in zip(folders, counts, strict=True) if not count and label in there]:
+        if empty := [name for name, count in counts.items() if not count]:
             self.bad(
                 f"{part}: {with_examples(empty)} of {len(folders)} class folders are empty",
                 "Unpack the data again, or delete a folder that is no class.",
             )
-        if self.known and len(folders) != self.known.classes:
-            self.bad(f"{part}: {len(folders)} class folders of {self.known.classes}", "Unpack the data again.")
+        if self.benchmark and len(folders) != self.benchmark.classes:
+            self.bad(f"{part}: {len(folders)} class folders of {self.benchmark.classes}", "Unpack the data again.")
         return names
 
     def check_list(self, name: str, path: Path, folder: Path, part: Split | None = None) -> None:
@@ -246,10 +244,9 @@ class _Checker:
             self.bad(str(error), "Fetch the list again." if part else "")
             return
         sizes = files.file_sizes(folder, names)
-        if len(missing := np.flatnonzero(sizes < 0)):
+        if missing := files.missing_files(names, sizes):
             self.bad(
-                f"{name}: {with_examples(names, missing)} of {len(names):,} listed files are missing in "
-                f"'{printable(folder)}'",
+                f"{name}: {with_examples(missing)} of {len(names):,} listed files are missing in '{printable(folder)}'",
                 "Unpack or fetch them again, or see from which folder the paths of the list start.",
             )
         if repeated := len(names) - len(set(names)):
@@ -263,11 +260,11 @@ class _Checker:
         self.counts[part] = count
         text = f"{part}: {count:,} images in '{printable(folder)}'"
         if count == 0:
-            advice = f"{self.known.how_to_get}." if self.known else "Pass the folder that holds the images."
+            advice = f"{self.benchmark.how_to_get}." if self.benchmark else "Pass the folder that holds the images."
             self.bad(text, advice)
         elif size is None or count == size:
             self.good(text)
-        elif self.known and not self.known.lists and (right := _right_level(folder, self.known)):
+        elif self.benchmark and not self.benchmark.lists and (right := _right_level(folder, self.benchmark)):
             self.bad(f"{text}, of {size:,}", f"Pass '{printable(right)}'.")
         else:
             advice = "Are other files among them?" if count > size else "Unpack or fetch the data again."
@@ -297,10 +294,9 @@ def _is_archive(name: str) -> bool:
 
 def _order(folders: list[str], how: str) -> str:
     """Count the classes, and show the numbers of the first few and the last."""
-    numbers = [*range(min(_FIRST, len(folders))), *([len(folders) - 1] if len(folders) > _FIRST else [])]
-    shown = [f"{number} is '{printable(folders[number])}'" for number in numbers]
-    if len(folders) > _FIRST + 1:
-        shown.insert(-1, "…")
+    shown = [f"{number} is '{printable(folder)}'" for number, folder in enumerate(folders)]
+    if len(shown) > _FIRST + 1:
+        shown[_FIRST:-1] = ["…"]
     return f"{len(folders):,} classes {how}: {', '.join(shown)}"
 
 
@@ -322,23 +318,23 @@ def _loose_images(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if files.is_image(entry.name) and entry.is_file())
 
 
-def _right_level(path: Path, known: Benchmark) -> Path | None:
+def _right_level(path: Path, benchmark: Benchmark) -> Path | None:
     """Find the folder above or below `path` that holds the benchmark, if only one does."""
     for folder in islice(path.resolve().parents, _LEVELS_UP):
-        if _is_at(folder, known):
+        if _is_at(folder, benchmark):
             return folder
     near = (folder for pattern in ("*/", "*/*/") for folder in islice(path.glob(pattern), _MOST_FOLDERS))
-    below = [folder for folder in near if _is_at(folder, known)]
-    named = [folder for folder in below if folder.name == known.folder]
+    below = [folder for folder in near if _is_at(folder, benchmark)]
+    named = [folder for folder in below if folder.name == benchmark.folder]
     return (named or below)[0] if named or len(below) == 1 else None
 
 
-def _is_at(place: Path, known: Benchmark) -> bool:
+def _is_at(place: Path, benchmark: Benchmark) -> bool:
     """Whether a part of the benchmark with an image is here; if any folder would fit, its name decides."""
-    for part in known.splits:
+    for part in benchmark.splits:
         for name in part.folders:
-            unsure = name == "." or (known.lists and find_list(place, known) is None)
-            if unsure and place.name != known.folder:
+            unsure = name == "." or (benchmark.lists and find_list(place, benchmark) is None)
+            if unsure and place.name != benchmark.folder:
                 continue
             if (place / name).is_dir() and next(files.images_below(place / name), None) is not None:
                 return True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -102,8 +101,7 @@ class DeviceCache:
             entry = cached[-1]
             self._entries.remove(entry)
         else:
-            make_room = partial(self._make_room, device=device, name=images.name)
-            decoded, lost = _decode(images, geometry, make_room, device, workers, on_unreadable, progress)
+            decoded, lost = _decode(images, geometry, self._make_room, device, workers, on_unreadable, progress)
             entry = _Entry(key, numbers, decoded, {int(numbers[item.index]): item for item in lost})
         self._entries.append(entry)
         whole = len(numbers) == len(entry.numbers)
@@ -146,7 +144,7 @@ def device_memory(device: torch.device) -> tuple[float, float]:
 def _decode(
     images: ImageSet,
     geometry: Preprocess,
-    make_room: Callable[[int], None],
+    make_room: Callable[[int, torch.device, str], None],
     device: torch.device,
     workers: int,
     on_unreadable: OnUnreadable,
@@ -160,7 +158,7 @@ def _decode(
         f'`cache = "device"` needs images of one size; those of `{images.name}` differ. Set `preprocess.resize` and '
         "`preprocess.crop`."
     )
-    reader = DatasetReader(plain, _BLOCK, min(workers, -(-len(plain) // _PER_WORKER)))
+    reader = DatasetReader(plain, _BLOCK, min(workers, -(-len(plain) // _PER_WORKER)), collate=torch.stack)
     with progress.task(f"load {images.name}", len(plain)) as task:
         try:
             for got in reader.read([range(len(plain))], pin=device.type == "cuda"):
@@ -170,7 +168,7 @@ def _decode(
                 if not isinstance(got.batch, Tensor):
                     continue
                 if decoded is None:
-                    make_room(len(plain) * got.batch[0].numel())
+                    make_room(len(plain) * got.batch[0].numel(), device, images.name)
                     decoded = torch.zeros(len(plain), *got.batch.shape[1:], dtype=torch.uint8, device=device)
                 if got.batch.shape[1:] != decoded.shape[1:]:
                     raise sizes_differ

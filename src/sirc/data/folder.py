@@ -10,15 +10,15 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from sirc._utils.checks import check_choice, check_path
+from sirc._utils.checks import check_choice, check_path, iterates
 from sirc._utils.files import PathLike
 from sirc._utils.text import quoted
 from sirc.data.base import ImageSet, Transform
@@ -32,6 +32,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 Sort = Literal["name", "natural"]
 """The order of class folders: by name as text, which is torchvision's, or numbers by their value."""
 _EXAMPLES = 5
+_CHUNK = 4096  # files that a thread looks up at a time
 _LABEL = re.compile(r"[+-]?[0-9]{1,18}")
 _EXPECTED = "Pass the folder that holds the images (.jpg, .png, .tif, .webp, …)."
 
@@ -75,7 +76,7 @@ class FileSet(ImageSet):
         names: FileNames,
         *,
         name: str,
-        labels: Sequence[int] | Tensor | None = None,
+        labels: npt.ArrayLike | Tensor | None = None,
         classes: Sequence[str] = (),
         transform: Transform | None = None,
     ) -> None:
@@ -105,10 +106,10 @@ class FileSet(ImageSet):
     def _files(self) -> str:
         """A digest of names and sizes, in order; moving the folder does not change it."""
         sizes = file_sizes(self.root, self._names)
-        if len(gone := np.flatnonzero(sizes < 0)):
+        if gone := missing_files(self._names, sizes):
             raise ImageError(
                 f"every image of '{self.name}' must still be in '{printable(self.root)}'; "
-                f"{with_examples(self._names, gone)} of {len(self)} are gone. Restore them, or open the dataset again."
+                f"{with_examples(gone)} of {len(self)} are gone. Restore them, or open the dataset again."
             )
         return f"files {self._names.digest()} {hashlib.sha256(sizes.astype('<i8').tobytes()).hexdigest()}"
 
@@ -135,7 +136,7 @@ def image_folder(
     require_folder(path)
     name = path.resolve().name if name is None else name
     ordered = ordered_classes(path, classes, sort) if labelled else []
-    names, counts = images_of_classes(path, ordered) if labelled else (FileNames(images_below(path)), [])
+    names, counts = images_of_classes(path, ordered) if labelled else (FileNames(images_below(path)), {})
     if not len(names):
         if direct := next(images_below(path), None):
             raise FileNotFoundError(
@@ -143,15 +144,12 @@ def image_folder(
                 f"such as '{printable(direct)}'. Sort them into folders, or pass `labelled=False` for an OOD set."
             )
         raise FileNotFoundError(f"there is no image in or below '{printable(path)}'. {_EXPECTED}")
-    there = {*class_folders(path)} if labelled else set()
-    empty = [number for number, count in enumerate(counts) if not count and ordered[number] in there]
-    if empty and not allow_empty:
+    if (empty := [folder for folder, count in counts.items() if not count]) and not allow_empty:
         raise FileNotFoundError(
-            f"every class folder of '{printable(path)}' must have images; {with_examples(ordered, empty)} of "
-            f"{len(ordered)} have none. Unpack the data again, or delete a folder that is no class, or pass "
-            "`allow_empty=True`."
+            f"every class folder of '{printable(path)}' must have images; {with_examples(empty)} of {len(ordered)} "
+            "have none. Unpack the data again, or delete a folder that is no class, or pass `allow_empty=True`."
         )
-    labels = torch.repeat_interleave(torch.arange(len(ordered)), torch.tensor(counts)) if labelled else None
+    labels = np.repeat(np.arange(len(ordered)), [counts.get(folder, 0) for folder in ordered]) if labelled else None
     return FileSet(path, names, name=name, labels=labels, classes=ordered, transform=transform)
 
 
@@ -173,10 +171,10 @@ def file_list(
     names, labels = read_list(path, within)
     require_folder(root)
     name = path.stem if name is None else name
-    if len(gone := np.flatnonzero(file_sizes(root, names) < 0)):
+    if gone := missing_files(names, file_sizes(root, names)):
         raise FileNotFoundError(
             f"every file that '{printable(path)}' lists must be below '{printable(root)}'; "
-            f"{with_examples(names, gone)} of {len(names):,} are missing. Pass the folder that its paths start "
+            f"{with_examples(gone)} of {len(names):,} are missing. Pass the folder that its paths start "
             "from, or unpack the data again."
         )
     if labelled is False or (labelled is None and labels is None):
@@ -186,9 +184,9 @@ def file_list(
             f"every line of '{printable(path)}' must end in a label, a whole number; some or all have none. "
             "Add them, or pass `labelled=False` for an OOD set."
         )
-    numbers = torch.from_numpy(np.array(labels, dtype=np.int64))
-    if int(numbers.min()) < 0:
-        row = int((numbers < 0).nonzero()[0])
+    numbers = np.asarray(labels, dtype=np.int64)
+    if numbers.min() < 0:
+        row = int(np.argmax(numbers < 0))
         raise ValueError(
             f"the labels of '{printable(path)}' must be 0 or more; got {labels[row]} for '{printable(names[row])}'. "
             "Pass `labelled=False` for an OOD set."
@@ -225,14 +223,15 @@ def read_list(path: PathLike, within: Sequence[str] = ()) -> tuple[FileNames, ar
     return names, labels if len(labels) == len(names) else None
 
 
-def images_of_classes(path: Path, classes: Sequence[str]) -> tuple[FileNames, list[int]]:
-    """List the images of every class folder, and the number of images in each, 0 for a missing folder."""
-    counts, there = [0] * len(classes), {*class_folders(path)}
+def images_of_classes(path: Path, classes: Sequence[str]) -> tuple[FileNames, dict[str, int]]:
+    """List the images of every class, and their number in each class folder that is there."""
+    there = {*class_folders(path)}
+    counts = {folder: 0 for folder in classes if folder in there}
 
     def count_images() -> Iterator[str]:
-        for label, folder in enumerate(classes):
-            for file in images_of_class(path, folder) if folder in there else ():
-                counts[label] += 1
+        for folder in counts:
+            for file in images_of_class(path, folder):
+                counts[folder] += 1
                 yield file
 
     return FileNames(count_images()), counts
@@ -244,6 +243,8 @@ def ordered_classes(path: Path, classes: Sequence[str] | None, sort: Sort) -> li
     there = class_folders(path)
     if classes is None:
         return sorted(there, key=natural_key) if sort == "natural" else there
+    if isinstance(classes, str) or not iterates(classes):
+        raise ValueError(f"`classes` must be a list of names; got {quoted(classes)}. Pass the names themselves.")
     if sort != "name":
         raise ValueError(f"`sort` must be left out where `classes` has the order; got {quoted(sort)}. Drop one.")
     ordered = list(classes)
@@ -299,12 +300,17 @@ def other_files(folder: Path) -> Iterator[str]:
 def file_sizes(root: Path, names: FileNames) -> npt.NDArray[np.int64]:
     """Look up the size of each file, −1 where there is none; in threads, as network file systems answer slowly."""
 
-    def sizes(part: range) -> list[int]:
-        return [_size(os.path.join(root, names[i])) for i in part]
+    def sizes(start: int) -> list[int]:
+        return [_size(os.path.join(root, names[i])) for i in range(start, min(start + _CHUNK, len(names)))]
 
-    parts = [range(start, min(start + 4096, len(names))) for start in range(0, len(names), 4096)]
-    with ThreadPoolExecutor(min(16, max(1, len(parts)))) as pool:
-        return np.array([size for part in pool.map(sizes, parts) for size in part], dtype=np.int64)
+    with ThreadPoolExecutor(16) as pool:
+        chunks = pool.map(sizes, range(0, len(names), _CHUNK))
+        return np.fromiter(chain.from_iterable(chunks), dtype=np.int64)
+
+
+def missing_files(names: FileNames, sizes: npt.NDArray[np.int64]) -> list[str]:
+    """List the files that are not there, by the sizes of all."""
+    return [names[int(i)] for i in np.flatnonzero(sizes < 0)]
 
 
 def require_folder(path: Path) -> None:
@@ -314,11 +320,10 @@ def require_folder(path: Path) -> None:
         raise FileNotFoundError(f"the folder '{printable(path)}' is {what}. {_EXPECTED}")
 
 
-def with_examples(names: FileNames | Sequence[str], rows: Sequence[int] | npt.NDArray[np.int64] | None = None) -> str:
-    """Count the names in these rows (all, if None), with the first few as examples: "3 (a, b, c)"."""
-    rows = range(len(names)) if rows is None else rows
-    examples = [printable(names[int(row)]) for row in rows[:_EXAMPLES]]
-    return f"{len(rows):,} ({', '.join(examples)}{', …' if len(rows) > _EXAMPLES else ''})"
+def with_examples(names: Sequence[str]) -> str:
+    """Count names, with the first few as examples: "3 (a, b, c)"."""
+    examples = map(printable, names[:_EXAMPLES])
+    return f"{len(names):,} ({', '.join(examples)}{', …' if len(names) > _EXAMPLES else ''})"
 
 
 def _walk(top: Path, subfolder: str, above: frozenset[tuple[int, int]]) -> Iterator[tuple[str, list[str]]]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sirc._utils.checks import check_at_least, check_positive, differences
-from sirc._utils.files import PathLike, atomic_write
+from sirc._utils.files import PathLike, atomic_write, read_json
 from sirc._utils.imports import needing
 from sirc.data.base import ImageSet, Transform
 from sirc.data.decode import printable
@@ -103,13 +103,10 @@ def _claim(folder: Path, made: dict[str, int], overwrite: bool) -> None:
     """Check that the folder is empty or holds this noise, and record what it will hold, before the first image."""
     meta, name = folder / _META, printable(folder)
     if meta.is_file():
-        try:
-            there = {key: int(value) for key, value in json.loads(meta.read_text(encoding="utf-8")).items()}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise StoreError(f"'{printable(meta)}' is not what `write_noise` wrote. Choose another folder.") from error
+        there = read_json(meta)
         # A larger count only adds images; a smaller one would leave some over.
-        keys = ("seed", "size", "count") if there.get("count", 0) > made["count"] else ("seed", "size")
-        differing = differences({key: there.get(key) for key in keys}, {key: made[key] for key in keys})
+        count = min(made["count"], there.setdefault("count", made["count"]))
+        differing = differences(there, {**made, "count": count})
         if differing and not overwrite:
             raise StoreError(
                 f"'{name}' holds other noise: {differing}. Use those, choose another folder, or pass `overwrite=True`."

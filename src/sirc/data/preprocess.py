@@ -38,18 +38,22 @@ class Preprocess:
     """The standard deviation of each colour channel, which divides."""
 
     def __post_init__(self) -> None:
-        sides = self.resize if isinstance(self.resize, list | tuple) else (self.resize,)
-        if isinstance(self.resize, list | tuple) and (len(sides) != 2 or None in sides):
-            raise ValueError(f"`resize` must be one side, or height and width; got {quoted(self.resize)}.")
-        for name, side in [*(("resize", side) for side in sides), ("crop", self.crop)]:
-            if side is not None and check_positive(name, side) > _LONGEST:
-                raise ValueError(f"`{name}` must be at most {_LONGEST:,} pixels a side; got {side}.")
+        plain: dict[str, object] = {"crop": _checked_side("crop", self.crop)}
+        if isinstance(self.resize, list | tuple):
+            if len(self.resize) != 2 or None in self.resize:
+                raise ValueError(f"`resize` must be one side, or height and width; got {quoted(self.resize)}.")
+            plain["resize"] = tuple(_checked_side("resize", side) for side in self.resize)
+        else:
+            plain["resize"] = _checked_side("resize", self.resize)
         check_choice("interpolation", self.interpolation, get_args(Interpolation))
         for name, values in (("mean", self.mean), ("std", self.std)):
-            numbers = [check_number(name, value) for value in values] if iterates(values) else []
+            numbers = tuple(check_number(name, value) for value in values) if iterates(values) else ()
             if len(numbers) != 3 or not all(map(math.isfinite, numbers)) or (name == "std" and min(numbers) <= 0):
                 kind = "three numbers above 0" if name == "std" else "three finite numbers"
                 raise ValueError(f"`{name}` must be {kind}, one for each colour; got {quoted(values)}.")
+            plain[name] = numbers
+        for name, value in plain.items():  # so that equal settings compare equal, and can be saved
+            object.__setattr__(self, name, value)
 
     @property
     def size(self) -> int | tuple[int, int] | None:
@@ -89,6 +93,14 @@ class Preprocess:
         """Make `normalise` for uint8 images (N, 3, H, W) on a device: the same numbers, without synchronisation."""
         mean, std = (torch.tensor(values, device=device)[:, None, None] for values in (self.mean, self.std))
         return lambda pixels: (pixels * (1 / 255)).sub_(mean).div_(std)
+
+
+def _checked_side(name: str, side: int | None) -> int | None:
+    if side is None:
+        return None
+    if (number := check_positive(name, side)) > _LONGEST:
+        raise ValueError(f"`{name}` must be at most {_LONGEST:,} pixels a side; got {number}.")
+    return number
 
 
 def _resize(size: int | tuple[int, int] | None, interpolation: Interpolation) -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeAlias, final
 
@@ -47,7 +48,8 @@ class Unreadable:
     @classmethod
     def because(cls, index: int, error: Exception) -> Unreadable:
         """Describe an item by the error that reading it raised."""
-        return cls(index, str(error) or type(error).__name__, is_system_error(error))
+        why = re.sub(r"^\[Errno \d+\] ", "", str(error))
+        return cls(index, why or type(error).__name__, is_system_error(error))
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,19 @@ class Reader(ABC):
     def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[IndexedBatch]:
         """Read these rows in order; each span starts a new batch, so that all processes make the same batches."""
 
+    def first(self, count: int) -> object:
+        """Read the first `count` items, fewer where some are broken; None where none can be read."""
+        for start in range(0, len(self), count):
+            for got in self.read([range(start, min(start + count, len(self)))], workers=0):
+                if got.batch is not None:
+                    return got.batch
+        return None
+
+    def batches(self, spans: Sequence[range]) -> list[range]:
+        """Cut each span into batches."""
+        size = self.batch_size
+        return [span[start : start + size] for span in spans for start in range(0, len(span), size)]
+
     def where(self, index: int) -> str:
         """Name an item for messages."""
         dataset: Any = self.dataset
@@ -89,17 +104,14 @@ class DatasetReader(Reader):
     batch_size: int
     workers: int = 0
     collate: Callable[[list[Any]], object] = default_collate
-    options: Mapping[str, Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of a `DataLoader` that has workers."""
 
     def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[IndexedBatch]:
         """Read these rows in order, in worker processes if there are any."""
-        if not spans:
-            return
-        size = self.batch_size
-        batches = [span[start : start + size] for span in spans for start in range(0, len(span), size)]
+        batches = self.batches(spans)
         # Starting a process takes longer than most batches, so start none that would get no batch.
         count = min(usable_workers(self.workers if workers is None else workers), len(batches))
-        options = {k: v for k, v in (self.options or {}).items() if count or k not in _WORKER_OPTIONS}
         loader = DataLoader(
             _Batches(self.dataset, self.collate),
             batch_size=None,
@@ -108,10 +120,19 @@ class DatasetReader(Reader):
             collate_fn=tuple,  # the batch as it is
             pin_memory=pin,
             generator=torch.Generator(),  # leaves the caller's random state alone
-            **options,
+            **(self.options if count else {}),
         )
-        for parts in loader:
-            yield IndexedBatch(*parts)
+        try:
+            for parts in loader:
+                yield IndexedBatch(*parts)
+        except (TypeError, RuntimeError) as error:
+            if self.collate is not default_collate or not re.search("default_collate|equal size", str(error)):
+                raise
+            raise ValueError(
+                "`data` must give tensors, arrays or numbers of one size, to form batches; got: "
+                f"{str(error).splitlines()[-1]}. Prepare images with a transform that resizes and crops, such as "
+                "`sirc.data.Preprocess().test()`, or pass a DataLoader with a `collate_fn`."
+            ) from error
 
 
 def is_system_error(error: BaseException) -> bool:
@@ -226,7 +247,7 @@ def _as_bytes(item: object) -> bytes:
         return b"".join(map(_as_bytes, item))
     if isinstance(item, Tensor):
         return f"{item.dtype}{tuple(item.shape)}".encode() + bytes_of(item)
-    if hasattr(item, "__array__"):
+    if hasattr(item, "__array__") or hasattr(item, "__array_interface__"):  # PIL's images have the second
         array = np.asarray(item)
         return f"{array.dtype}{array.shape}".encode() + array.tobytes()
-    return repr(item).encode()
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(item)).encode()  # which differs between equal objects

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
-from sirc._utils.checks import check_at_least, check_positive
+from sirc._utils.checks import check_at_least, check_choice, check_positive, check_type
 from sirc._utils.text import quoted
-from sirc.data.base import ImageSet, Transform, check_split
+from sirc.data.base import SPLITS, ImageSet, Transform
 from sirc.data.catalogue import Benchmark, find_benchmark, open_split, split_folder
 from sirc.data.decode import printable
 from sirc.data.folder import Sort, file_list, image_folder
@@ -67,23 +67,23 @@ class Source:
         for name in ("path", "list") if self.dataset == "list" else ("path",) if self.dataset == "folder" else ():
             if not getattr(self, name):
                 raise ValueError(f'`{name}` must be given for dataset "{self.dataset}"; got none.')
-        known = self.benchmark  # raises if the name is unknown
-        if self.list is not None and self.dataset != "list" and not (known and known.lists):
+        benchmark = self.benchmark  # raises if the name is unknown
+        if self.list is not None and self.dataset != "list" and not (benchmark and benchmark.lists):
             raise ValueError(f'`list` must be left out unless `dataset` is "list"; got {quoted(self.list)}.')
         for name in ("classes", "sort"):
             if getattr(self, name) is not None and self.dataset != "folder":
                 raise ValueError(f'`{name}` must be left out unless `dataset` is "folder"; got "{self.dataset}".')
         if self.split is not None:
-            check_split(self.split)
-        if self.group not in (None, "Close", "Far"):
-            raise ValueError(
-                f'`group` must be "Close" or "Far"; got {quoted(self.group)}. Leave it out to be in neither.'
-            )
+            check_choice("split", self.split, SPLITS)
+        if self.group is not None:
+            check_choice("group", self.group, ("Close", "Far"))
         if self.count is not None:
             check_positive("count", self.count)
         check_at_least("seed", self.seed, 0)
         if not isinstance(self.options, dict):
             raise ValueError(f"`options` must be a table of names and values; got {quoted(self.options)}.")
+        if self.dataset == "folder":
+            check_type("options.allow_empty", self.options.get("allow_empty", False), bool, "true or false")
         allowed = {"allow_empty"} if self.dataset == "folder" else set()
         if ":" not in self.dataset and (extra := sorted(set(self.options) - allowed)):
             raise ValueError(
@@ -114,9 +114,9 @@ class Source:
 def source_path(source: Source, root: Path) -> Path | None:
     """Resolve where the files must be: `path`, below `root` if relative; None if no files are needed."""
     if source.path is None:
-        known = source.benchmark
-        if known is not None:
-            return None if known.key == "noise" else root / known.folder
+        benchmark = source.benchmark
+        if benchmark is not None:
+            return None if benchmark.key == "noise" else root / benchmark.folder
         return root if _TORCHVISION.fullmatch(source.dataset) else None
     return _below(root, "path", source.path)
 
@@ -166,10 +166,10 @@ def open_source(
     archives of a benchmark alone.
     """
     if split is not None:
-        check_split(split)
-    known, path, wanted = source.benchmark, source_path(source, Path(root)), source.split or split
-    if known is not None:
-        opened = _open_benchmark(source, known, path, wanted, labelled, unpack)
+        check_choice("split", split, SPLITS)
+    benchmark, path, wanted = source.benchmark, source_path(source, Path(root)), source.split or split
+    if benchmark is not None:
+        opened = _open_benchmark(source, benchmark, path, wanted, labelled, unpack)
     elif source.dataset in PLAIN:
         assert path is not None
         opened = _open_plain(source, path, wanted, labelled, Path(root))
@@ -187,18 +187,18 @@ def open_source(
 
 
 def _open_benchmark(
-    source: Source, known: Benchmark, path: Path | None, split: str | None, labelled: bool, unpack: bool
+    source: Source, benchmark: Benchmark, path: Path | None, split: str | None, labelled: bool, unpack: bool
 ) -> ImageSet:
-    if labelled and known.role == "OOD":
+    if labelled and benchmark.role == "OOD":
         raise ValueError(
-            f"`labelled` must be False for {known.title}, an OOD set whose labels mean nothing. Pass `labelled=False`, "
-            'or read its files as a "folder".'
+            f"`labelled` must be False for {benchmark.title}, an OOD set whose labels mean nothing. Pass "
+            '`labelled=False`, or read its files as a "folder".'
         )
-    part = known.split(split or ("test" if known.role == "OOD" else None))
+    part = benchmark.split(split or ("test" if benchmark.role == "OOD" else None))
     if path is None:
         return Noise(COUNT if source.count is None else source.count, seed=source.seed)
     path = Path(str(path).replace("{split}", part.name))
-    return open_split(known, path, part, labelled=labelled, list_name=source.list, unpack=unpack)
+    return open_split(benchmark, path, part, labelled=labelled, list_name=source.list, unpack=unpack)
 
 
 def _open_plain(source: Source, path: Path, split: str | None, labelled: bool, root: Path) -> ImageSet:

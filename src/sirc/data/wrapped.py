@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sirc._utils.imports import import_function, needing
+from sirc._utils.checks import iterates
+from sirc._utils.imports import check_options, current_folder, import_function, needing
 from sirc._utils.text import quoted
 from sirc.data.base import ImageSet
 from sirc.data.catalogue import unknown_name
@@ -37,8 +38,8 @@ class Wrapped(ImageSet):
     """A map-style dataset whose items are PIL images, or (PIL image, label)."""
 
     def __init__(self, dataset: Any, *, name: str, source: Sequence[object], labelled: bool = True) -> None:
-        classes = getattr(dataset, "classes", None) or ()
-        named = labelled and all(isinstance(label, str) for label in classes)
+        classes: Any = getattr(dataset, "classes", None)
+        named = labelled and iterates(classes) and all(isinstance(label, str) for label in classes)
         labels = find_labels(dataset, name) if labelled else None
         super().__init__(name=name, labels=labels, classes=classes if named else ())
         self._dataset = dataset
@@ -130,7 +131,9 @@ def call_function(
     function = import_function(name, _FORMS)
     offered = {"split": split, "path": path}
     arguments = {key: value for key, value in offered.items() if value is not None and key in _parameters(function)}
-    dataset = _make(name, function, {**arguments, **options})
+    check_options(name, function, {**arguments, **options})
+    with current_folder():
+        dataset = _make(name, function, {**arguments, **options})
     if isinstance(dataset, ImageSet):
         return dataset if labelled else dataset.unlabelled()
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
@@ -164,15 +167,14 @@ def _agrees(dataset: Any, name: str, index: int, label: int) -> bool:
 
 
 def _as_labels(values: Any, count: int) -> Tensor | None:
-    if values is None or not hasattr(values, "__len__") or len(values) != count:
-        return None
-    if isinstance(values, list) and isinstance(values[0], tuple):  # (path, label), as `ImageFolder.samples`
+    if isinstance(values, list) and values and isinstance(values[0], tuple):  # (path, label), as `ImageFolder.samples`
         values = [pair[-1] for pair in values]
     try:
         labels = np.asarray(values)
     except (TypeError, ValueError, RuntimeError):
         return None
-    return torch.from_numpy(labels.astype(np.int64)) if labels.ndim == 1 and labels.dtype.kind in "iu" else None
+    fits = labels.shape == (count,) and labels.dtype.kind in "iu"
+    return torch.from_numpy(labels.astype(np.int64)) if fits else None
 
 
 def _label(item: Any, name: str, index: int) -> int:
@@ -195,7 +197,9 @@ def _make(
     try:
         return make(**first, **arguments)
     except TypeError as error:
-        raise ValueError(f"`options` of {name} do not fit: {error}. See its documentation.") from error
+        if not inspect.isclass(make):  # the function's own
+            raise
+        raise ValueError(f"`options` must be what `{name}` takes: {error}.") from error
     except ValueError as error:
         if others and "split" in str(error):
             return _make(name, make, arguments, others)

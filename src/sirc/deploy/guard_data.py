@@ -48,5 +48,4 @@ def first_images(source: Any, count: int) -> object:
     reader = reader_of(source, batch_size=count, workers=0)
     if reader is None:
         return rows_of(next(iter(source), None), slice(count)) if isinstance(source, Iterable) else None
-    spans = (range(start, min(start + count, len(reader))) for start in range(0, len(reader), count))
-    return next((got.batch for span in spans for got in reader.read([span], workers=0) if got.batch is not None), None)
+    return reader.first(count)

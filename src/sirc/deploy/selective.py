@@ -31,7 +31,6 @@ from sirc.models import (
     features_at,
     fingerprint,
     is_parallel,
-    is_whole,
     model_logits,
     rows_of,
     unwrap,
@@ -167,9 +166,7 @@ class SelectiveClassifier(nn.Module):
         self.eval()
 
     def _attach(self, head: Head | str) -> None:
-        # Other layers may follow one that was named.
-        name, last = (head, False) if isinstance(head, str) else (head.name, is_whole(self.model, head))
-        hooks = self._hook.attach(self.model, name, last=last)
+        hooks = self._hook.attach(self.model, head)
         weakref.finalize(self, hooks.close)  # the model outlives what wraps it
 
     @property

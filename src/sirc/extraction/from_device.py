@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from sirc.data import CachedImages, ImageSet, IndexedBatch, Preprocess, Reader, Unreadable
@@ -33,20 +31,14 @@ class CachedSet(Reader, Dataset[object]):
             return
         cache, labels = self.load(), self.dataset.labels
         normalise = self.preprocess.normalise_on(cache.pixels.device)
-        lost_at = [item.index for item in cache.lost]
-        size = self.batch_size
-        batches = [(at, min(at + size, span.stop)) for span in spans for at in range(span.start, span.stop, size)]
-        for start, stop in batches:
-            lost = list(cache.lost[bisect_left(lost_at, start) : bisect_left(lost_at, stop)])
-            index: Sequence[int] = range(start, stop)
-            rows: slice | Tensor = slice(start, stop)
-            if lost:
-                unreadable = {item.index for item in lost}
-                index = [i for i in index if i not in unreadable]
-                rows = torch.tensor(index, dtype=torch.int64)
+        unreadable = {item.index: item for item in cache.lost}
+        for span in self.batches(spans):
+            index = [i for i in span if i not in unreadable]
+            lost = [unreadable[i] for i in span if i in unreadable]
+            rows = torch.tensor(index) if lost else slice(span.start, span.stop)
             batch: object = None
             if index:
-                x = normalise(cache[rows if isinstance(rows, slice) else rows.to(cache.pixels.device)])
+                x = normalise(cache[rows])
                 batch = x if labels is None else (x, labels[rows])
             yield IndexedBatch(index, batch, lost)
 

@@ -110,6 +110,8 @@ def extract(
         Outputs(3 rows, 3 classes, 8 features, labels, float32 on cpu)
     """
     check_type("model", model, nn.Module, "a torch.nn.Module", "Build it first.")
+    check_type("head", head, Head | str | None, "a `sirc.Head`, or the name of a layer")
+    check_type("dtype", dtype, torch.dtype | None, "a dtype of torch, such as torch.float16")
     progress = as_progress(progress)
     check_choice("on_error", on_error, ("stop", "skip"))
     check_choice("precision", precision, ("fp32", "bf16"))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,11 @@ from sirc._utils.text import quoted
 from sirc.data import Reader
 from sirc.models import (
     LABEL_KEYS,
+    FeatureHook,
     call_model,
-    capture_features,
     evaluating,
-    exact_logits,
     features_at,
-    is_whole,
+    map_inputs,
     model_logits,
     rows_of,
 )
@@ -48,19 +47,12 @@ class Runner:
     dtype: torch.dtype | None
 
     def __post_init__(self) -> None:
-        self.layer: str | None = None
-        self._exact = False  # other layers may follow the one that the user named
-        if isinstance(self.head, str) or (isinstance(self.head, Head) and self.head.name):  # arrays have no name
-            self._take_layer(self.head)
-        self._take: Callable[[], Tensor] | None = None
+        if isinstance(self.head, Head) and not self.head.name:  # arrays: their layer is found later
+            self.head = None
+        if self.features and self.head is not None:
+            FeatureHook().attach(self.model, self.head).close()  # refuses a wrong layer before anything is written
+        self._hook: FeatureHook | None = None
         self._repeats: Repeats | None = None
-
-    def _take_layer(self, head: Head | str) -> str:
-        if isinstance(head, Head):
-            self.layer, self._exact = head.name, is_whole(self.model, head)
-            return head.name
-        self.layer = head
-        return head
 
     @property
     def device(self) -> torch.device:
@@ -68,21 +60,22 @@ class Runner:
         first = next(self.model.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
-    def find_layer(self, reader: Reader) -> None:
+    def find_head(self, reader: Reader) -> None:
         """Find the head, if it is not known, with the first items that can be read."""
-        if not self.features or self.layer is not None:
-            return
-        with self.running():
-            for start in range(0, len(reader), reader.batch_size):
-                for got in reader.read([range(start, min(start + 2, len(reader)))], workers=0):
-                    if got.batch is not None:
-                        self._take_layer(features_at(self.model, rows_of(self._formatted(got.batch), slice(2))))
-                        return
+        if self.features and self.head is None and (batch := reader.first(2)) is not None:
+            with self.running():
+                self._head_for(batch)
+
+    def _head_for(self, batch: object) -> Head | str:
+        if self.head is None:
+            self.head = features_at(self.model, rows_of(self._formatted(batch), slice(2)))
+        return self.head
 
     def how(self) -> str:
         """The settings, besides model and data, that decide the outputs; the store records them."""
         dtype = "as computed" if self.dtype is None else dtype_name(self.dtype)
-        features = f"features of {quoted(self.layer)}" if self.features else "no features"
+        layer = self.head.name if isinstance(self.head, Head) else self.head
+        features = f"features of {quoted(layer)}" if self.features else "no features"
         return f"{features}, {'labels' if self.labels else 'no labels'}, {self.precision}, stored {dtype}"
 
     @contextmanager
@@ -91,7 +84,7 @@ class Runner:
         autocast = torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
         place = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         with evaluating(self.model), place, autocast, ExitStack() as self._hooks:
-            self._take = None
+            self._hook = None
             # A CUDA graph reads the half-precision weights that autocast caches until the end.
             records = self.device.type == "cuda" and not prevents_graphs(self.model)
             self._repeats = Repeats(third_party=True) if records else None
@@ -101,11 +94,11 @@ class Runner:
     def __call__(self, batch: object) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Logits, features and labels of a batch."""
         batch = self._formatted(batch)
-        if self.features and self._take is None:
-            layer = self.layer
-            if layer is None:
-                layer = self._take_layer(features_at(self.model, rows_of(batch, slice(2))))
-            self._take = self._hooks.enter_context(capture_features(self.model, layer))
+        if self.features and self._hook is None:
+            hook = FeatureHook()
+            self._hooks.enter_context(hook.attach(self.model, self._head_for(batch)))
+            hook.open()
+            self._hook = hook
         logits, *features = self._forward(batch)
         z = features[0] if features else None
         labels = _labels(batch, len(logits)) if self.labels else None
@@ -132,24 +125,25 @@ class Runner:
 
     def _run(self, batch: object) -> tuple[Tensor, ...]:
         logits = model_logits(call_model(self.model, batch))
-        if self._take is None:
+        if self._hook is None:
             return (logits,)
-        z = self._take()
-        if self.precision == "bf16" and self._exact:
-            layer: Any = self.model.get_submodule(self.layer or "")
+        z = self._hook.take()
+        if self.precision == "bf16" and self._hook.is_last:
             with torch.autocast(z.device.type, enabled=False):  # in bfloat16, confident samples would tie
-                logits = exact_logits(layer, z)
+                logits = self._hook.exact_logits(z)
         return logits, z
 
     def _formatted(self, batch: object) -> object:
         """Convert the images of a batch to the memory format asked for."""
         if not self.channels_last:
             return batch
-        if isinstance(batch, tuple | list):
-            return [self._formatted(batch[0]), *batch[1:]]
-        if isinstance(batch, Tensor) and batch.ndim == 4:
-            return batch.contiguous(memory_format=torch.channels_last)
-        return batch
+
+        def formatted(value: object) -> object:
+            if isinstance(value, Tensor) and value.ndim == 4:
+                return value.contiguous(memory_format=torch.channels_last)
+            return value
+
+        return map_inputs(batch, formatted)
 
 
 def _only_input(batch: object) -> object:
@@ -157,7 +151,7 @@ def _only_input(batch: object) -> object:
     if isinstance(batch, Mapping):
         inputs = [value for key, value in batch.items() if key not in LABEL_KEYS]
         return inputs[0] if len(inputs) == 1 else None
-    return batch[0] if isinstance(batch, tuple | list) else batch
+    return batch[0] if isinstance(batch, tuple | list) and batch else batch
 
 
 def ran_in_half(store: OutputStore) -> bool:
@@ -174,10 +168,15 @@ def _labels(batch: object, rows: int) -> Tensor | None:
         values = next((batch[key] for key in sorted(LABEL_KEYS) if key in batch), None)
     if values is None:
         return None
-    labels = torch.as_tensor(values)
-    if labels.shape != (rows,) or labels.is_floating_point() or labels.is_complex():
+    try:
+        labels = torch.as_tensor(values)
+        got = f"{labels.dtype} of shape {tuple(labels.shape)}"
+        fit = labels.shape == (rows,) and not labels.is_floating_point() and not labels.is_complex()
+    except (TypeError, ValueError, RuntimeError):  # texts, such as the paths of the images
+        got, fit = quoted(values), False
+    if not fit:
         raise ValueError(
-            f"`labels` must be one whole number for each of the {rows} inputs; got {labels.dtype} of shape "
-            f"{tuple(labels.shape)}. Pass `labels=False` if these are not class labels."
+            f"`labels` must be one whole number for each of the {rows} inputs; got {got}. Pass `labels=False` if these "
+            "are not class labels."
         )
     return labels

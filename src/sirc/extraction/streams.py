@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sirc.data import IndexedBatch
-from sirc.models import LABEL_KEYS
+from sirc.models import map_inputs
 
 BatchRows: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]
 """Logits, features and labels of some rows."""
@@ -26,29 +26,23 @@ def moved_ahead(batches: Iterator[IndexedBatch], device: torch.device) -> Iterat
         return
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     launched: deque[torch.cuda.Event] = deque()
+
+    def move(value: object) -> object:
+        if not isinstance(value, Tensor) or value.device.type != "cpu":
+            return value
+        moved = value.to(device, non_blocking=True)
+        moved.record_stream(now)
+        return moved
+
     for got in batches:
         now = torch.cuda.current_stream(device)
         with torch.cuda.stream(side):
-            batch = _moved(got.batch, now)
+            batch = map_inputs(got.batch, move)
         now.wait_stream(side)
         yield replace(got, batch=batch)
         launched.append(_marked(now))
         if len(launched) > _AHEAD:
             launched.popleft().synchronize()
-
-
-def _moved(batch: object, reader: torch.cuda.Stream) -> object:
-    """Copy the inputs of a batch, not its labels, to the device of the stream that reads them."""
-    if isinstance(batch, Tensor) and batch.device.type == "cpu":
-        moved = batch.to(reader.device, non_blocking=True)
-        moved.record_stream(reader)
-        return moved
-    if isinstance(batch, tuple | list) and batch:
-        return [_moved(batch[0], reader), *batch[1:]]
-    if isinstance(batch, Mapping):
-        tensors = {key for key, value in batch.items() if isinstance(value, Tensor) and key not in LABEL_KEYS}
-        return {key: _moved(value, reader) if key in tensors else value for key, value in batch.items()}
-    return batch
 
 
 def on_host(rows: BatchRows) -> tuple[BatchRows, Callable[[], object]]:

@@ -64,10 +64,7 @@ class Extraction:
         size = len(self.reader)
         shards = [_Shard(range(size)[start : start + block], start // block) for start in range(0, size, block)]
         with self.progress.task(self.name, size) as task:
-            parts = [outputs for outputs in self._finished(shards, self._unpinned, task) if len(outputs)]
-        if not parts:
-            raise ImageError(f"no image of {size} could be read; the first: {self.lost[0].why}")
-        return Outputs.cat(parts)
+            return Outputs.cat(list(self._finished(shards, self._unpinned, task)))
 
     def on_disk(self, path: PathLike, shard_size: int, overwrite: Overwrite) -> OutputStore:
         """Write the missing shards of this process, wait for the other processes, and return the store."""
@@ -75,12 +72,12 @@ class Extraction:
         with distributed.failing_together():
             model = _FINGERPRINTS.get(self.runner.model) or fingerprint(self.runner.model)
             data = data_fingerprint(self.reader.dataset)
-            if self.runner.layer is None and overwrite is not True:
+            if self.runner.head is None and overwrite is not True:
                 with suppress(StoreError):  # a complete store records the layer of its features
                     store = OutputStore(path)
                     if store.complete and (match := re.match(r"features of '(.*)', (?:no )?labels, ", store.how or "")):
-                        self.runner.layer = match[1]
-            self.runner.find_layer(self.reader)
+                        self.runner.head = match[1]
+            self.runner.find_head(self.reader)
             create = partial(OutputStore.create, path, len(self.reader), shard_size=shard_size)
             create = partial(create, model=model, data=data, how=self.runner.how())
             if overwrite and distributed.is_main():

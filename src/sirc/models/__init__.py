@@ -14,13 +14,14 @@ from sirc.models.calling import (
     copy_of,
     evaluating,
     is_parallel,
+    map_inputs,
     model_logits,
     rows_of,
     unwrap,
 )
 from sirc.models.ensemble import Ensemble
-from sirc.models.feature_hook import FeatureHook, capture_features, exact_logits
-from sirc.models.last_layer import features_at, find_head, head_of, is_whole
+from sirc.models.feature_hook import FeatureHook, capture_features
+from sirc.models.last_layer import features_at, find_head, head_of
 from sirc.models.stems import Stem
 from sirc.models.weights import fingerprint, load_weights, save_weights
 
@@ -35,14 +36,13 @@ __all__ = [
     "check_settings",
     "copy_of",
     "evaluating",
-    "exact_logits",
     "features_at",
     "find_head",
     "fingerprint",
     "head_of",
     "is_parallel",
-    "is_whole",
     "load_weights",
+    "map_inputs",
     "model_logits",
     "named",
     "preprocess_of",

@@ -17,7 +17,7 @@ from torch import nn
 
 from sirc._utils.checks import check_choice, check_positive
 from sirc._utils.files import PathLike, read_json
-from sirc._utils.imports import current_folder, import_function, missing_package
+from sirc._utils.imports import check_options, current_folder, import_function, needing
 from sirc._utils.text import closest, first_line, listed, quoted, shorten
 from sirc.data import Preprocess
 from sirc.models.ensemble import Ensemble
@@ -66,19 +66,13 @@ def named(text: str, num_classes: int | None = None) -> tuple[nn.Module, Preproc
     `package.module:function` loads its weights itself, unless `=FILE` is given too.
     """
     name, _, weights = text.partition("=")
-    if (config := Path(text, "config.json")).is_file():
-        if "architecture" not in read_json(config):
-            raise ValueError(
-                f"'{config}' must name an `architecture`, as timm's files do; it does not. Load the model in a "
-                "function of your own, and name that: `package.module:function`."
-            )
-        model = _from_folder(text)
-        return model, _preprocess_if_known(model)
+    is_folder = Path(text, "config.json").is_file()
     if Path(text).is_file():
         raise ValueError(f"weights need the network that they are for: `timm:NAME={text}`; got the file alone.")
-    source = _split(name)[0]
-    own = source not in ("timm", "torchvision")
-    if weights or own:
+    source = "timm" if is_folder else _split(name)[0]
+    if is_folder:
+        model = _from_folder(text)
+    elif weights or source not in ("timm", "torchvision"):
         model = build(name, num_classes=num_classes, checkpoint=weights or None)
         if not weights and fingerprint(model) != fingerprint(build(name, num_classes=num_classes)):
             raise ValueError(
@@ -88,25 +82,27 @@ def named(text: str, num_classes: int | None = None) -> tuple[nn.Module, Preproc
     else:
         try:
             model = build(name, pretrained=True)
-        except ValueError as error:  # whose way out is that of `build`
+        except ValueError as error:  # with advice for `build`
             raise ValueError(str(error).replace(_AS_CHECKPOINT, f"in the name, `{name}=FILE`")) from error
     if source == "torchvision":
         return model, preprocess_of(name)
-    return model, None if own else _preprocess_if_known(model)
-
-
-def _preprocess_if_known(model: nn.Module) -> Preprocess | None:
-    """The preprocessing of timm's model; None where its images are not prepared so, as for one that takes grey ones."""
-    with contextlib.suppress(ValueError):
-        return preprocess_of(model)
-    return None
+    if source == "timm":
+        with contextlib.suppress(ValueError):  # some do not take RGB images
+            return model, preprocess_of(model)
+    return model, None
 
 
 def _from_folder(folder: str) -> nn.Module:
     """Load a folder in the format of timm and the Hub; the timm version that we require runs no code of a pickle."""
+    config = Path(folder, "config.json")
+    if "architecture" not in read_json(config):
+        raise ValueError(
+            f"'{config}' must name an `architecture`, as timm's files do; it does not. Load the model in a function of "
+            "your own, and name that: `package.module:function`."
+        )
     try:
         return build(f"timm:local-dir:{folder}", pretrained=True)
-    except ValueError as error:  # whose way out is that of published weights
+    except ValueError as error:  # with advice for published weights
         cause = error.__cause__ or error
         why = f"timm cannot load it ({first_line(cause).rstrip('.')})"
         if "weights_only" in str(cause):  # torch advises to switch that off
@@ -293,10 +289,7 @@ def _call_function(name: str, num_classes: int | None, pretrained: bool | str, o
     for key, value in (("num_classes", num_classes), ("pretrained", pretrained or None)):
         if value is not None and (keywords or key in signature.parameters):
             options = {key: value, **options}
-    try:
-        signature.bind(**options)
-    except TypeError as error:
-        raise ValueError(f"`options` must be what `{name}{signature}` takes: {error}.") from error
+    check_options(name, function, options)
     with current_folder():
         model = function(**options)
     if not isinstance(model, nn.Module):
@@ -345,9 +338,5 @@ def _create(
 
 
 def _library(package: str) -> Any:
-    try:
+    with needing(f"a model of {package}", package):
         return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        raise missing_package(f"a model of {package}", package) from error

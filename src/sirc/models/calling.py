@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeGuard
 
@@ -54,13 +54,13 @@ def call_model(model: nn.Module, batch: object) -> object:
     the model does not know is passed by position.
     """
     if isinstance(batch, Tensor):  # first, since it is the usual case and the quickest test
-        return _call(model, [_prepare(model, batch)])
+        return _call(model, _prepare(model, batch))
     if _is_list(batch) and batch:
         if _is_list(batch[0]):
-            return _call(model, [_prepare(model, value) for value in batch[0]])
+            return _call(model, *(_prepare(model, value) for value in batch[0]))
         return call_model(model, batch[0])
     if not isinstance(batch, Mapping):
-        return _call(model, [_prepare(model, batch)])
+        return _call(model, _prepare(model, batch))
     inputs = {
         str(key): _prepare(model, value) if _is_array(value) else value
         for key, value in batch.items()
@@ -69,51 +69,56 @@ def call_model(model: nn.Module, batch: object) -> object:
     parameters = inspect.signature(unwrap(model).forward).parameters.values()
     known = {p.name for p in parameters}
     if any(p.kind is p.VAR_KEYWORD for p in parameters) or known.issuperset(inputs):
-        return model(**inputs)
+        return _call(model, **inputs)
     if len(inputs) == 1:
-        return model(*inputs.values())
+        return _call(model, *inputs.values())
     raise ValueError(
         f"A dict batch is passed to the model as keyword arguments; got {sorted(inputs)}, and "
         f"{type(unwrap(model)).__name__}.forward takes {sorted(known)}. Keep or rename the keys it takes."
     )
 
 
-def _call(model: nn.Module, inputs: list[Tensor]) -> object:
+def _call(model: nn.Module, /, *inputs: object, **named: object) -> object:
     try:
-        return model(*inputs)
+        return model(*inputs, **named)
     except TypeError as error:
         network = unwrap(model)
         signature = inspect.signature(network.forward)
         try:
-            signature.bind(*inputs)
+            signature.bind(*inputs, **named)
         except TypeError:
             raise ValueError(
                 f"A batch must have the inputs that {type(network).__name__}.forward{signature} takes; got "
-                f"{len(inputs)}. Of a tuple, (inputs, labels), the first is passed: give several as one, "
+                f"{len(inputs) + len(named)}. Of a tuple, (inputs, labels), the first is passed: give several as one, "
                 "((a, b), labels), or by name in a dict."
             ) from error
         raise
 
 
-def rows_of(batch: object, which: slice) -> object:
-    """Select rows of any batch that `call_model` takes."""
+def map_inputs(batch: object, change: Callable[[object], object]) -> object:
+    """Change each input of any batch that `call_model` takes; labels stay as they are."""
     if _is_list(batch) and batch:
         first = batch[0]
-        return [tuple(rows_of(one, which) for one in first) if _is_list(first) else rows_of(first, which)]
+        return [tuple(map(change, first)) if _is_list(first) else change(first), *batch[1:]]
     if isinstance(batch, Mapping):
-        return {key: rows_of(value, which) for key, value in batch.items()}
-    return batch[which] if isinstance(batch, Tensor) and batch.ndim else batch
+        return {key: value if key in LABEL_KEYS else change(value) for key, value in batch.items()}
+    return change(batch)
+
+
+def rows_of(batch: object, which: slice) -> object:
+    """Select rows of the inputs of a batch, for `call_model`, which ignores the labels."""
+    return map_inputs(batch, lambda x: x[which] if isinstance(x, Tensor) and x.ndim else x)
 
 
 def copy_of(batch: object) -> object:
-    """Copy the tensors of any batch that `call_model` takes: a network may change its input in place."""
-    if _is_list(batch):
-        return (tuple if isinstance(batch, tuple) else list)(map(copy_of, batch))
-    if isinstance(batch, Mapping):
-        return {key: copy_of(value) for key, value in batch.items()}
-    if isinstance(batch, np.ndarray):
-        return batch.copy()
-    return batch.clone() if isinstance(batch, Tensor) else batch
+    """Copy the inputs of a batch: a network may change them in place."""
+
+    def copied(value: object) -> object:
+        if isinstance(value, np.ndarray):
+            return value.copy()
+        return value.clone() if isinstance(value, Tensor) else value
+
+    return map_inputs(batch, copied)
 
 
 def model_logits(output: object) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, final
@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from sirc._utils.checks import check_type
 from sirc.models.calling import unwrap
-from sirc.models.last_layer import JOIN, LinearLayer, as_rows, layer_input, layer_size, linear_layer, not_rows
+from sirc.models.last_layer import JOIN, LinearLayer, as_rows, is_whole, layer_input, layer_size, linear_layer, not_rows
+from sirc.outputs import Head
 
 
 @contextmanager
@@ -28,8 +29,8 @@ def capture_features(model: nn.Module, name: str) -> Iterator[Callable[[], Tenso
             logits = model(images)
             features = take()
     """
-    hook = FeatureHook(None, None)
-    with hook.attach(model, name, last=False):
+    hook = FeatureHook()
+    with hook.attach(model, name):
         hook.open()
         yield hook.take
 
@@ -38,7 +39,7 @@ def capture_features(model: nn.Module, name: str) -> Iterator[Callable[[], Tenso
 class FeatureHook:
     """A hook that catches features in each thread separately; a selective classifier keeps one on its model."""
 
-    def __init__(self, width: int | None, classes: int | None) -> None:
+    def __init__(self, width: int | None = None, classes: int | None = None) -> None:
         self.name: str | None = None
         self.is_last = False
         self._width = width
@@ -48,9 +49,12 @@ class FeatureHook:
         self._traced: dict[str, Tensor] = {}
         self._tracing = False
 
-    def attach(self, model: nn.Module, name: str, *, last: bool = True) -> ExitStack:
-        """Hook the layers of that name; closing the returned stack removes the hooks."""
-        layers = _layers(model, name)
+    def attach(self, model: nn.Module, head: Head | str) -> ExitStack:
+        """Hook the layer of a head, or the layers of a name; closing the returned stack removes the hooks."""
+        name = head.name if isinstance(head, Head) else head
+        last = isinstance(head, Head) and is_whole(model, head)  # other layers may follow one that was named
+        check_type("name", name, str, "the name of a layer")
+        layers = {one: linear_layer(unwrap(model), one) for one in name.split(JOIN)}
         sizes = [layer_size(layer) for layer in layers.values()]
         outputs, inputs = sizes[-1][0], sum(size for _, size in sizes)
         if last and self._classes not in (None, outputs):
@@ -94,16 +98,22 @@ class FeatureHook:
                 f"layer {self.name!r} did not run since its features were last taken. Call the model first; if that "
                 "was done, the layer is no longer its head."
             )
-        features = _feature_rows(self._layers, caught)
+        rows = []
+        for name, layer in self._layers.items():
+            features = as_rows(caught[name], layer_size(layer)[1])
+            if features is None:
+                raise ValueError(not_rows(name, caught[name].shape))
+            rows.append(features)
         caught.clear()
         if torch.compiler.is_compiling():
             self._tracing = False
-        return features
+        return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
 
     def exact_logits(self, features: Tensor) -> Tensor:
-        """Compute the logits of the hooked layer in float32, whatever precision the model ran in."""
+        """Compute the logits of the hooked layer in float32: in bfloat16, confident samples would tie."""
         (layer,) = self._layers.values()
-        return exact_logits(layer, features)
+        bias = None if layer.bias is None else layer.bias.float()
+        return functional.linear(features.float(), layer.weight.flatten(1).float(), bias)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies of a model copy its hooks too, but not what a thread has caught.
@@ -111,24 +121,3 @@ class FeatureHook:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _thread=threading.local(), _traced={})
-
-
-def exact_logits(layer: LinearLayer, features: Tensor) -> Tensor:
-    """Apply a linear layer in float32: in bfloat16, confident samples would tie."""
-    bias = None if layer.bias is None else layer.bias.float()
-    return functional.linear(features.float(), layer.weight.flatten(1).float(), bias)
-
-
-def _layers(model: nn.Module, name: str) -> dict[str, LinearLayer]:
-    check_type("name", name, str, "the name of a layer")
-    return {one: linear_layer(unwrap(model), one) for one in name.split(JOIN)}
-
-
-def _feature_rows(layers: Mapping[str, LinearLayer], inputs: Mapping[str, Tensor]) -> Tensor:
-    rows = []
-    for name, layer in layers.items():
-        features = as_rows(inputs[name], layer_size(layer)[1])
-        if features is None:
-            raise ValueError(not_rows(name, inputs[name].shape))
-        rows.append(features)
-    return rows[0] if len(rows) == 1 else torch.cat(rows, 1)

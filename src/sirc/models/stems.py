@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import takewhile
 from typing import Literal
 
 import torch
@@ -20,33 +21,22 @@ def halve_stem(model: nn.Module, name: str) -> None:
     removed and the convolution becomes 3×3. Otherwise (MobileNet) the convolution's stride becomes 1. The 3×3 weights
     are the centre of the initial ones, scaled to the variance that the initialisation gives a 3×3 kernel.
     """
-    first, pool = _first_layers(model)
-    if first is None or first[1].stride != (2, 2):
-        got = "none" if first is None else f"stride {first[1].stride}"
+    layers = model.named_modules()
+    where, conv = next(((key, layer) for key, layer in layers if isinstance(layer, nn.Conv2d)), ("", None))
+    if conv is None or conv.stride != (2, 2):
+        got = "none" if conv is None else f"stride {conv.stride}"
         raise ValueError(
             f'`stem = "half"` needs a network whose first convolution has stride 2; that of `{name}` has {got}. Leave '
             "`stem` out, or change the network in a function of your own: `package.module:function`."
         )
-    where, conv = first
-    if pool is None:
+    between = takewhile(lambda item: not isinstance(item[1], nn.Conv2d), layers)  # the first convolution and the next
+    pools = [key for key, layer in between if isinstance(layer, _POOLS) and layer.stride in (2, (2, 2))]
+    if not pools:
         conv.stride = (1, 1)
         return
-    for name, layer in ((where, _smaller(conv)), (pool, nn.Identity())):
-        parent, _, last = name.rpartition(".")
+    for key, layer in ((where, _smaller(conv)), (pools[0], nn.Identity())):
+        parent, _, last = key.rpartition(".")
         setattr(model.get_submodule(parent), last, layer)
-
-
-def _first_layers(model: nn.Module) -> tuple[tuple[str, nn.Conv2d] | None, str | None]:
-    """Find the first convolution, and the name of a pooling of stride 2 between it and the next convolution."""
-    first: tuple[str, nn.Conv2d] | None = None
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.Conv2d):
-            if first is not None:
-                return first, None
-            first = name, layer
-        elif first is not None and isinstance(layer, _POOLS) and layer.stride in (2, (2, 2)):
-            return first, name
-    return first, None
 
 
 def _smaller(conv: nn.Conv2d) -> nn.Conv2d:

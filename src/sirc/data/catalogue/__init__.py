@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from sirc._utils.imports import needing
 from sirc._utils.text import closest, quoted
+from sirc.data.base import SPLITS
 from sirc.data.decode import printable
 from sirc.data.folder import FileSet, file_list, image_folder
 
 if TYPE_CHECKING:
     from sirc.data.preprocess import Interpolation
-
-_PARTS: tuple[Literal["train", "test"], ...] = ("train", "test")
 
 
 @final
@@ -65,7 +64,7 @@ class Benchmark:
 
     @property
     def how_to_get(self) -> str:
-        """The way to its files, for error messages: the command, and the page of its makers."""
+        """How to get its files, for error messages: the command, and the address of its source."""
         from sirc.data.catalogue.public import public_datasets  # imports this module
 
         if all(known.name != self.key for known in public_datasets()):
@@ -86,13 +85,13 @@ class Benchmark:
 
 
 def _read_catalogue() -> tuple[Benchmark, ...]:
-    known = []
+    benchmarks = []
     for table in tomllib.loads(Path(__file__).with_name("benchmarks.toml").read_text(encoding="utf-8"))["benchmark"]:
-        parts = [(name, table.pop(name)) for name in _PARTS if name in table]
+        parts = [(name, table.pop(name)) for name in SPLITS if name in table]
         table["splits"] = [Split(name, tuple(part["folders"]), part.get("size")) for name, part in parts]
         fields: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in table.items()}
-        known.append(Benchmark(**fields))
-    return tuple(known)
+        benchmarks.append(Benchmark(**fields))
+    return tuple(benchmarks)
 
 
 _BENCHMARKS = _read_catalogue()
@@ -114,10 +113,10 @@ def benchmark(name: str) -> Benchmark:
 
 def find_benchmark(what: str, name: str, others: Sequence[str] = ()) -> Benchmark:
     """Find a benchmark; the error calls the argument `what`, and lists `others` among the valid names."""
-    for known in _BENCHMARKS:
-        if name.strip().lower() in (known.key, known.title.lower()):
-            return known
-    raise ValueError(unknown_name(what, name, [*(known.key for known in _BENCHMARKS), *others]))
+    for benchmark in _BENCHMARKS:
+        if str(name).strip().lower() in (benchmark.key, benchmark.title.lower()):
+            return benchmark
+    raise ValueError(unknown_name(what, name, [*(benchmark.key for benchmark in _BENCHMARKS), *others]))
 
 
 def ood_sets(id_name: str) -> tuple[Benchmark, ...]:
@@ -139,14 +138,14 @@ def find_folder(path: Path, split: Split) -> Path | None:
     return next((path / name for name in split.folders if (path / name).is_dir()), None)
 
 
-def find_list(path: Path, known: Benchmark) -> Path | None:
+def find_list(path: Path, benchmark: Benchmark) -> Path | None:
     """Find the list file of a benchmark, by the first of its names that exists."""
-    return next((path / name for name in known.lists if (path / name).is_file()), None)
+    return next((path / name for name in benchmark.lists if (path / name).is_file()), None)
 
 
-def archives_of(path: Path, known: Benchmark, split: Split) -> bool:
+def has_archives(path: Path, benchmark: Benchmark, split: Split) -> bool:
     """Check for the archives from which torchvision can unpack this part of ImageNet-1k."""
-    if known.key != "imagenet1k" or not (path / TARS[split.name]).is_file():
+    if benchmark.key != "imagenet1k" or not (path / TARS[split.name]).is_file():
         return False
     return (path / DEVKIT).is_file() or (path / "meta.bin").is_file()
 
@@ -162,30 +161,33 @@ def unfinished_unpacking(path: Path, split: Split) -> str | None:
     )
 
 
+def missing_list(path: Path, benchmark: Benchmark) -> str:
+    """Say that the list of a benchmark's images is not in its folder, and where to get it."""
+    names = " or ".join(benchmark.lists)
+    return f"the list of its images, {names}, is not in '{printable(path)}'. Get it from {benchmark.list_source}."
+
+
 def open_split(
-    known: Benchmark, path: Path, part: Split, *, labelled: bool, list_name: str | None = None, unpack: bool = True
+    benchmark: Benchmark, path: Path, part: Split, *, labelled: bool, list_name: str | None = None, unpack: bool = True
 ) -> FileSet:
     """Open one part of a benchmark in the folder `path`; the error says what is missing there."""
     folder = find_folder(path, part)
     if unfinished := unfinished_unpacking(path, part):
-        raise FileNotFoundError(f"{known.title} cannot be read: {unfinished}")
-    if folder is None and unpack and archives_of(path, known, part):
+        raise FileNotFoundError(f"{benchmark.title} cannot be read: {unfinished}")
+    if folder is None and unpack and has_archives(path, benchmark, part):
         folder = _unpack(path, part)
     if folder is None:
         names = "' or '".join(part.folders)
         raise FileNotFoundError(
-            f"{known.title} must have its {part.name} images in '{names}' below '{printable(path)}'; there is no such "
-            f"folder. {known.how_to_get}, and see `sirc data check {known.key} {printable(path)}`."
+            f"{benchmark.title} must have its {part.name} images in '{names}' below '{printable(path)}'; there is no "
+            f"such folder. {benchmark.how_to_get}, and see `sirc data check {benchmark.key} {printable(path)}`."
         )
-    if not known.lists:
-        return image_folder(folder, labelled=labelled, name=known.title)
-    listed = path / list_name if list_name else find_list(path, known)
+    if not benchmark.lists:
+        return image_folder(folder, labelled=labelled, name=benchmark.title)
+    listed = path / list_name if list_name else find_list(path, benchmark)
     if listed is None:
-        raise FileNotFoundError(
-            f"{known.title} must have the list of its images, {' or '.join(known.lists)}, in '{printable(path)}'. "
-            f"Get it from {known.list_source}."
-        )
-    return file_list(listed, folder, labelled=False, within=part.folders, name=known.title)
+        raise FileNotFoundError(f"{benchmark.title} cannot be read: {missing_list(path, benchmark)}")
+    return file_list(listed, folder, labelled=False, within=part.folders, name=benchmark.title)
 
 
 def split_folder(path: Path, split: str, *, required: bool) -> Path:

@@ -12,7 +12,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from sirc.progress import SILENT, Progress
 
 _BLOCK = 1 << 18
 _RETRIED = {408, 425, 429, 500, 502, 503, 504}  # HTTP answers that may change in a moment
+_RETRIES = 5  # without a new byte
 _TIMEOUT, _LONGEST_WAIT = 30.0, 60.0  # seconds
 _BEYOND_THE_END = 416
 _UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}  # of the disk: urllib wraps those of a connection
@@ -35,20 +35,12 @@ class DownloadError(OSError):
     """A file could not be downloaded or unpacked; the message says from where, why, and what to do."""
 
 
-def download(
-    url: str,
-    path: Path,
-    *,
-    checksum: str = "",
-    progress: Progress = SILENT,
-    retries: int = 5,
-    sleep: Callable[[float], object] = time.sleep,
-) -> Path:
+def download(url: str, path: Path, *, checksum: str = "", progress: Progress = SILENT) -> Path:
     """Download `url` to `path`, unless that file exists; return `path`.
 
     The bytes go to `path.part`, and the server's version of the file to `path.part.json`. A later call continues there,
     unless the file on the server has changed. After a lost connection the rest is requested after 1, 2, 4, … seconds,
-    at most `retries` times without a new byte. A file that differs from its `checksum`, "md5:…" or "sha256:…", is
+    at most five times without a new byte. A file that differs from its `checksum`, "md5:…" or "sha256:…", is
     deleted.
     """
     if not url.startswith(("http://", "https://")):
@@ -65,7 +57,7 @@ def download(
             raise _busy(f"'{printable(path)}'")
         WRITTEN.add(part.absolute())
         try:
-            _receive(url, file, about, bool(checksum), progress, retries, sleep)
+            _receive(url, file, about, bool(checksum), progress)
         except BaseException:
             if not file.tell():
                 part.unlink()
@@ -86,8 +78,8 @@ def _finish(url: str, part: Path, about: Path, path: Path, checksum: str) -> Non
     if checksum and (found := file_digest(part, kind)) != expected:
         part.unlink()
         raise DownloadError(
-            f"'{url}' must have the {kind.upper()} checksum {expected}; got {found}, and what came was deleted. It was "
-            "damaged on its way, or replaced by a new version: run this again, and if that does not help, look at its "
+            f"'{url}' must have the {kind.upper()} checksum {expected}; got {found}, so the file was deleted. It was "
+            "damaged in transfer, or replaced by a new version: run this again, and if that does not help, look at its "
             "page."
         )
     os.replace(part, path)
@@ -109,7 +101,7 @@ def remote_size(url: str) -> int | None:
 @final
 @dataclass
 class _Remote:
-    """A file on a server, with its version and its size in bytes as far as the server has told them."""
+    """A file on a server, with its version and its size in bytes where the server gave them."""
 
     url: str
     version: str = ""
@@ -125,15 +117,7 @@ class _Remote:
         return cls(url)
 
 
-def _receive(
-    url: str,
-    file: BinaryIO,
-    about: Path,
-    checked: bool,
-    progress: Progress,
-    retries: int,
-    sleep: Callable[[float], object],
-) -> None:
+def _receive(url: str, file: BinaryIO, about: Path, checked: bool, progress: Progress) -> None:
     """Append to `file` until it is complete, over several connections if need be; `about` keeps its version."""
     remote, failures = _Remote.noted(url, about), 0
     while remote.total is None or file.tell() != remote.total:
@@ -166,18 +150,18 @@ def _receive(
                 ) from error
             why = str(reason or error or type(error).__name__)
         failures = 1 if file.tell() > start else failures + 1
-        if failures > retries:
+        if failures > _RETRIES:
             raise DownloadError(
                 f"'{url}' cannot be fetched: {why}, {failures} times in a row. Check the network, and run this "
                 "again: it continues."
             )
-        sleep(min(float(retry_after) if retry_after.isdigit() else 2.0 ** (failures - 1), _LONGEST_WAIT))
+        time.sleep(min(float(retry_after) if retry_after.isdigit() else 2.0 ** (failures - 1), _LONGEST_WAIT))
 
 
 def _append_rest(remote: _Remote, file: BinaryIO, about: Path, checked: bool, progress: Progress) -> None:
     """Request what `file` lacks, and append it.
 
-    Two halves are joined if the server says that both are of one version, or if a checksum will tell (`checked`).
+    Two halves are joined if the server says that both are of one version, or if a checksum follows (`checked`).
     """
     start = file.tell() if remote.version or checked else 0
     headers = {"Range": f"bytes={start}-"} if start else {}

@@ -21,13 +21,13 @@ from sirc.data.check import check
 from sirc.data.decode import printable
 from sirc.progress import SILENT, Progress
 
-WORK = ".downloads"  # below the data root: archives on their way, and the digests of what came
+WORK = ".downloads"  # below the data root: unfinished downloads, and the digests of finished ones
 
 
 @final
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file to fetch: its address, and `path`, the file or folder that comes of it below the data root.
+    """A file to fetch: its address, and `path`, the file or folder that it becomes below the data root.
 
     `members` leads to the wanted part of an archive: a file or folder in it; or an archive in it, and then a part of
     that. `checksum` is "md5:…" or "sha256:…", empty if none is published. `size` is in bytes.
@@ -93,23 +93,23 @@ class PublicDataset:
 @cache
 def public_datasets() -> tuple[PublicDataset, ...]:
     """List all datasets of `sirc data get`."""
-    keys, known = {one.key for one in benchmarks()}, []
+    keys, datasets = {one.key for one in benchmarks()}, []
     for table in tomllib.loads(Path(__file__).with_name("datasets.toml").read_text(encoding="utf-8"))["dataset"]:
         if table["name"] in keys:
             same = benchmark(table["name"])
             table |= {"title": same.title, "licence": same.licence, "source": same.source, "folder": same.folder}
             table["use"] = f'dataset = "{same.key}"'
         files = [RemoteFile(**{**file, "members": tuple(file.get("members", ()))}) for file in table.pop("files", ())]
-        known.append(PublicDataset(**{**table, "files": tuple(files), "steps": tuple(table.get("steps", ()))}))
-    return tuple(known)
+        datasets.append(PublicDataset(**{**table, "files": tuple(files), "steps": tuple(table.get("steps", ()))}))
+    return tuple(datasets)
 
 
 def public_dataset(name: str) -> PublicDataset:
     """Find a public dataset by its name; the error for another name lists them and the closest."""
-    for known in public_datasets():
-        if known.name == name.strip().lower():
-            return known
-    raise ValueError(unknown_name("`name`", name, [known.name for known in public_datasets()]))
+    for dataset in public_datasets():
+        if dataset.name == str(name).strip().lower():
+            return dataset
+    raise ValueError(unknown_name("`name`", name, [dataset.name for dataset in public_datasets()]))
 
 
 def fetch_dataset(dataset: PublicDataset | str, root: PathLike, *, progress: Progress = SILENT) -> Mapping[str, str]:
@@ -169,12 +169,12 @@ def _digests(record: Path) -> dict[str, str]:
 
 
 def _require_room(root: Path, file: RemoteFile, archive: Path) -> None:
-    """Refuse a download that the disk has no room for, with what is unpacked: images hardly shrink in an archive.
+    """Refuse a download if the disk has no room for it and for its unpacked files, which are about as large.
 
-    What has come of the archive takes no new room.
+    The part that an earlier call has fetched needs no new room.
     """
-    come = sum(one.stat().st_size for one in (archive, archive.with_name(archive.name + ".part")) if one.exists())
-    needed = (file.size or 0) * (2 if file.members else 1) - come
+    fetched = sum(one.stat().st_size for one in (archive, archive.with_name(archive.name + ".part")) if one.exists())
+    needed = (file.size or 0) * (2 if file.members else 1) - fetched
     if (free := shutil.disk_usage(root).free) < needed:
         raise DownloadError(
             f"'{printable(root)}' must have room for {needed / 1e9:.1f} GB to fetch and unpack '{file.url}'; "

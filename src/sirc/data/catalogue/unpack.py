@@ -71,7 +71,7 @@ def _unpack_member(archive: Path, member: str, folder: Path, progress: Progress)
             "again."
         ) from error
     if not (found := folder.joinpath(*wanted)).exists():
-        raise _refused(archive, f"it has no '{member}': its makers may have changed it")
+        raise _refused(archive, f"it has no '{member}': it may be a new version")
     return found
 
 

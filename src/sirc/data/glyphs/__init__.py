@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import string
-import sys
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, final
 
@@ -17,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sirc._utils.checks import check_at_least, check_positive
+from sirc._utils.checks import check_at_least, check_choice, check_positive
 from sirc._utils.imports import missing_package
-from sirc._utils.text import quoted
-from sirc.data.base import ImageSet, check_split
+from sirc.data.base import SPLITS, ImageSet
 from sirc.data.glyphs.draw import FONTS, SCRIPTS, SIDE, draw_character, fonts_digest, generator
 from sirc.data.noise import Noise
 
@@ -37,8 +35,7 @@ DIGITS = "23456789"
 COUNT = 3000
 
 _VERSION = 1  # of the rendering; it is part of the fingerprint
-_BLOCK = 128  # images made together, when the first of them is needed
-_CACHED_BLOCKS = 320  # 126 MB, enough to make a study's sets once in a process
+_CACHED = 40_960  # images: 126 MB, enough to draw a study's sets once in a process
 _HANDWRITTEN = 1797
 _PATCH = (32, 400)  # the side of a patch of a photograph before it is scaled
 
@@ -55,12 +52,12 @@ _PACKAGES = {"PIL": "Pillow", "sklearn": "scikit-learn"}
 
 @final
 class Glyphs(ImageSet):
-    """A set of 32×32 images, drawn in blocks when they are needed; the functions below make the sets."""
+    """A set of 32×32 images, drawn when they are needed; the functions below make the sets."""
 
     def __init__(self, what: str, *, split: str = "test", count: int = COUNT, seed: int = 0) -> None:
-        if what not in (known := (*_DRAWN, *_NEEDS)):
-            raise ValueError(f"`what` must be one of {', '.join(known)}; got {quoted(what)}.")
-        self.what, self.split = what, check_split(split)
+        check_choice("what", what, (*_DRAWN, *_NEEDS))
+        check_choice("split", split, SPLITS)
+        self.what, self.split = what, split
         self._count, self.seed = check_positive("count", count), check_at_least("seed", seed, 0)
         if what == "handwritten" and count > _HANDWRITTEN:
             raise ValueError(
@@ -77,11 +74,10 @@ class Glyphs(ImageSet):
         return self._count
 
     def image(self, index: int) -> Image:
-        """Get one image from its block."""
+        """Draw one image, or take it from memory."""
         from PIL import Image
 
-        index = self._number(index)
-        return Image.fromarray(_block(self.what, self.split, self.seed, index // _BLOCK)[index % _BLOCK])
+        return Image.fromarray(_draw(self.what, self.split, self.seed, self._number(index)))
 
     def where(self, index: int) -> str:
         """Name the image by set, seed and number."""
@@ -128,14 +124,7 @@ def noise(count: int = COUNT, seed: int = 0) -> Glyphs:
     return Glyphs("noise", count=count, seed=seed)
 
 
-@lru_cache(maxsize=_CACHED_BLOCKS)
-def _block(what: str, split: str, seed: int, number: int) -> Pixels:
-    end = min((number + 1) * _BLOCK, _HANDWRITTEN if what == "handwritten" else sys.maxsize)
-    pixels = np.stack([_draw(what, split, seed, index) for index in range(number * _BLOCK, end)])
-    pixels.setflags(write=False)
-    return pixels
-
-
+@lru_cache(maxsize=_CACHED)
 def _draw(what: str, split: str, seed: int, index: int) -> Pixels:
     random = generator(f"{what} {split} {seed}", index)
     if what == "handwritten":
