@@ -15,7 +15,6 @@ from typer import Argument, Option
 
 from sirc._utils.text import quoted
 from sirc.cli.console import is_main, open_page, result, say
-from sirc.cli.endings import in_options
 from sirc.cli.options import (
     Device,
     OnErrorChoice,
@@ -32,6 +31,7 @@ from sirc.cli.options import (
     refuse_unused,
     runs_of_seeds,
 )
+from sirc.cli.translate import in_options
 from sirc.errors import ConfigError, OnError
 
 if TYPE_CHECKING:

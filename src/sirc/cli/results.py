@@ -13,7 +13,6 @@ import typer
 from typer import Argument, Option
 
 from sirc.cli.console import is_main, open_page, reporting, result
-from sirc.cli.endings import in_options
 from sirc.cli.options import (
     CrossfitOption,
     Device,
@@ -39,6 +38,7 @@ from sirc.cli.options import (
     refuse_unused,
     unfit_of,
 )
+from sirc.cli.translate import in_options
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
