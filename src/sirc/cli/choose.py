@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 from typer import Argument, Option
@@ -17,7 +16,6 @@ from sirc.cli.options import (
     CrossfitOption,
     HeadFile,
     Names,
-    OnErrorChoice,
     OnUnfit,
     OodFiles,
     Quiet,
@@ -30,7 +28,7 @@ from sirc.cli.options import (
     refuse_unused,
     unfit_of,
 )
-from sirc.errors import ConfigError
+from sirc.errors import ConfigError, OnError
 
 if TYPE_CHECKING:
     from sirc.evaluation import Choice
@@ -43,9 +41,9 @@ if TYPE_CHECKING:
 Stored = Annotated[list[Path] | None, Argument(metavar="RUN", help="Folders that `sirc run` or `sirc demo` made.")]
 ValFile = Annotated[Path | None, Option(help="Labelled ID outputs that nothing was fitted on.")]
 Judge = Callable[["Case"], "Assumptions | Choice"]
-By = StrEnum("By", ["worst", "average"])
-Pool = StrEnum("Pool", ["datasets", "samples"])
-Method = StrEnum("Method", ["auto", "bootstrap"])
+By = Literal["worst", "average"]
+Pool = Literal["datasets", "samples"]
+Method = Literal["auto", "bootstrap"]
 ScorerFile = Annotated[Path | None, Option(help="Instead of `--train`: a fitted scorer, as `scorer.save` writes it.")]
 
 
@@ -98,10 +96,10 @@ def select(
     alpha: Annotated[str, Option(metavar="LOW,HIGH", help="The share of ID input: a range or a number.")] = "0.1,0.9",
     beta: Annotated[str, Option(metavar="LOW,HIGH", help="The cost of accepting ID✗; of OOD, 1 − β.")] = "0.1,0.9",
     metric: Annotated[str, Option(help="A metric of the mixture, such as `aurr`, `aurc` or `risk@95`.")] = "aurr",
-    by: Annotated[By, Option(help="`worst` or `average` regret over the range.")] = By.worst,
+    by: Annotated[By, Option(help="`worst` or `average` regret over the range.")] = "worst",
     absolute: Annotated[bool, Option("--absolute", help="Absolute regret, not relative to the best score.")] = False,
-    pool: Annotated[Pool, Option(help="What has equal weight in OOD data: `datasets` or `samples`.")] = Pool.datasets,
-    method: Annotated[Method, Option(help="Of the intervals: `auto` resamples only where it must.")] = Method.auto,
+    pool: Annotated[Pool, Option(help="What has equal weight in OOD data: `datasets` or `samples`.")] = "datasets",
+    method: Annotated[Method, Option(help="Of the intervals: `auto` resamples only where it must.")] = "auto",
     draws: Annotated[int, Option(help="Random draws for the intervals.")] = 1000,
     level: Annotated[float, Option(help="The level of the intervals, and of a lead.")] = 0.95,
     seed: Annotated[int, Option(help="The seed of the draws.")] = 0,
@@ -131,11 +129,11 @@ def select(
             alpha=alphas,
             beta=betas,
             metric=metric,
-            by="average" if by is By.average else "worst",
+            by=by,
             relative=not absolute,
             scores=_fitted(spec, case.scorer, on_unfit),
-            pool="samples" if pool is Pool.samples else "datasets",
-            method="bootstrap" if method is Method.bootstrap else "auto",
+            pool=pool,
+            method=method,
             draws=draws,
             level=level,
             seed=seed,
@@ -155,7 +153,7 @@ class Files(NamedTuple):
     ood: Names
     head: Path | None
     crossfit: str | None
-    on_unfit: OnErrorChoice | None
+    on_unfit: OnError | None
 
 
 class Case(NamedTuple):
@@ -262,9 +260,9 @@ def _of_files(command: str, files: Files, specs: Names, progress: Progress) -> I
     yield Case(val.stem, fitted, inside, outside)
 
 
-def _fitted(specs: Names, scorer: Scorer, on_unfit: OnErrorChoice | None) -> Names:
+def _fitted(specs: Names, scorer: Scorer, on_unfit: OnError | None) -> Names:
     """The scores that were named, without those that were skipped because they could not be fitted."""
-    return [text for text in specs if text in scorer.specs] if specs and on_unfit is OnErrorChoice.skip else specs
+    return [text for text in specs if text in scorer.specs] if specs and on_unfit == "skip" else specs
 
 
 def _numbers(option: str, text: str) -> list[float]:

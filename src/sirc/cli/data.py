@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from sirc.data import PublicDataset
 
-Sort = StrEnum("Sort", ["name", "natural"])
+Sort = Literal["name", "natural"]
 COLONOSCOPY = "http://www.depeca.uah.es/colonoscopy_dataset"
 
 app = typer.Typer(
@@ -127,7 +126,7 @@ def check(
     name: Annotated[str, Argument(help="A benchmark (`sirc data list`), `folder`, or `list`.")],
     path: Annotated[Path, Argument(help="Where its files are.")],
     split: Annotated[str | None, Option(help="Only `train` or only `test`.")] = None,
-    sort: Annotated[Sort, Option(help="For a `folder`: the order of classes; `natural` is 2 before 10.")] = Sort.name,
+    sort: Annotated[Sort, Option(help="For a `folder`: the order of classes; `natural` is 2 before 10.")] = "name",
     classes: Annotated[Path | None, Option(help="For a `folder`: a text file with its classes in order.")] = None,
     decode: Annotated[bool, Option("--decode", help="Read every image, and name the broken ones.")] = False,
     workers: Annotated[int, Option(help="Processes that read images.", min=0)] = 0,
@@ -144,9 +143,8 @@ def check(
     if name not in known_names:
         raise ConfigError(f"NAME must be one of {', '.join(known_names)}; got {quoted(name)}.")
     names = None if classes is None else class_names(Source("folder", str(path), classes=str(classes)), Path())
-    order: Literal["name", "natural"] = "natural" if sort is Sort.natural else "name"
     report = check_data(
-        name, path, split=split, sort=order, classes=names, decode=decode, workers=workers, progress=reporting(quiet)
+        name, path, split=split, sort=sort, classes=names, decode=decode, workers=workers, progress=reporting(quiet)
     )
     result(str(report))
     if not report.ok:

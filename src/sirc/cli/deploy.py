@@ -17,7 +17,6 @@ from sirc._utils.text import quoted
 from sirc.cli.console import is_main, open_page, result, say
 from sirc.cli.options import (
     Device,
-    OnErrorChoice,
     OnErrorOption,
     OodFiles,
     Overwrite,
@@ -120,7 +119,7 @@ def guard(
             model, train, val, recall=recall, risk=risk, delta=None if plain else delta, score=score, head=head,
             classes=names,
             preprocess={name: value for name, value in preparation.items() if value} or None, path=path,
-            batch_size=batch_size, workers=workers, device=where, on_error="skip" if on_error == "skip" else "stop",
+            batch_size=batch_size, workers=workers, device=where, on_error=on_error or "stop",
             overwrite=overwrite, progress=progress,
         )  # fmt: skip
         if is_main():
@@ -423,7 +422,7 @@ def _calibration_data(
     val: Path | None,
     model: nn.Module,
     device: torch.device,
-    on_error: OnErrorChoice | None,
+    on_error: OnError | None,
     progress: Progress,
 ) -> tuple[Outputs | OutputStore, Tensor | None]:
     """The outputs that set the threshold, of a file, of validation or at worst of test images, and which rows do."""
@@ -439,8 +438,7 @@ def _calibration_data(
     except FileNotFoundError:
         if name == "test":
             raise
-        how: OnError | None = on_error.value if on_error else None
-        extract_run(study, run, [name], device=device, on_error=how, overwrite="unfinished", progress=progress)
+        extract_run(study, run, [name], device=device, on_error=on_error, overwrite="unfinished", progress=progress)
     if name == "test":
         note_test_images(study, "set the threshold", progress)
     store = OutputStore(run.store(name))

@@ -26,16 +26,7 @@ if TYPE_CHECKING:
 
 
 Names = list[str] | None
-FigureFormat = StrEnum("FigureFormat", ["pdf", "svg", "png"])
-
-
-class OnErrorChoice(StrEnum):
-    """Reactions to an image that cannot be read, or to a score that cannot be fitted."""
-
-    stop = "stop"
-    skip = "skip"
-
-
+FigureFormat = StrEnum("FigureFormat", ["pdf", "svg", "png"])  # typer takes no list of a `Literal`
 Device = Annotated[str, Option(help="`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, …")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Delete earlier results, and start again.")]
 Replace = Annotated[bool, Option("--overwrite", help="Replace the file.")]
@@ -48,9 +39,9 @@ TrainFile = Annotated[Path | None, Option(help="ID training outputs; may hold `h
 TuningFile = Annotated[Path | None, Option(help="Other labelled ID outputs, to tune scores such as `tempered_msp` on.")]
 OodFiles = Annotated[Names, Option("--ood", metavar="NAME=PATH", help="OOD outputs; repeat for several.")]
 Specs = Annotated[Names, Option("--score", metavar="SPEC", help="`msp`, `sirc(msp, l1)`, …; repeat. Default: all.")]
-OnUnfit = Annotated[OnErrorChoice | None, Option(help="If a score cannot be fitted: `stop`, or `skip` it.")]
+OnUnfit = Annotated[OnError | None, Option(help="If a score cannot be fitted: `stop`, or `skip` it.")]
 CrossfitOption = Annotated[str | None, Option(help="0 (in sample), a number of folds, or `auto`. Default: `auto`.")]
-OnErrorOption = Annotated[OnErrorChoice | None, Option(help="At an unreadable image: `stop`, or `skip` and count it.")]
+OnErrorOption = Annotated[OnError | None, Option(help="At an unreadable image: `stop`, or `skip` and count it.")]
 Imports = Annotated[
     Names, Option("--import", metavar="MODULE", help="Import a module that registers scores or metrics; repeat.")
 ]
@@ -104,11 +95,11 @@ def folds_of(crossfit: str | None) -> Literal["auto"] | int:
     return int(crossfit)
 
 
-def unfit_of(on_unfit: OnErrorChoice | None, specs: Names) -> OnError:
+def unfit_of(on_unfit: OnError | None, specs: Names) -> OnError:
     """Read `--on-unfit`: by default named scores must all be fitted, and others are skipped if they cannot be."""
-    if not specs and on_unfit is OnErrorChoice.stop:
+    if not specs and on_unfit == "stop":
         raise ConfigError("`--on-unfit stop` is for scores that `--score` names; others are left out, with a warning.")
-    return on_unfit.value if on_unfit else "stop" if specs else "skip"
+    return on_unfit or ("stop" if specs else "skip")
 
 
 def refuse_unused(why: str, **options: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -90,9 +90,8 @@ def extract(
 
     with on_device(device, quiet) as (where, progress), DeviceCache() as cache:
         for run in runs:
-            how: Literal["stop", "skip"] | None = on_error.value if on_error else None
             stores = extract_run(
-                study, run, names, device=where, on_error=how, overwrite=overwrite, progress=progress, cache=cache
+                study, run, names, device=where, on_error=on_error, overwrite=overwrite, progress=progress, cache=cache
             )
             _save_config(study)
             for store in stores.values():

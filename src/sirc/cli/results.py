@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from sirc.progress import Progress
 
 
-TableFormat = StrEnum("TableFormat", ["text", "csv", "markdown", "html", "latex"])
+TableFormat = Literal["text", "csv", "markdown", "html", "latex"]
 _ENDINGS = {"csv": ".csv", "markdown": ".md", "html": ".html", "latex": ".tex"}
 
 Studies = Annotated[list[Path], Argument(metavar="RUN", help="Folders of `sirc run`, or `results.csv` files.")]
@@ -211,7 +211,7 @@ def evaluate(
 
 def table(
     runs: Studies,
-    format_: Annotated[TableFormat, Option("--format", help="How to print it.")] = TableFormat.text,
+    format_: Annotated[TableFormat, Option("--format", help="How to print it.")] = "text",
     metric: Annotated[Names, Option(help="A metric, such as `auroc`, `fpr@95` or `aurr`; repeat.")] = None,
     negative: Annotated[Names, Option(help="`wrong`, `OOD mean`, an OOD set or a group; repeat. Default: all.")] = None,
     score: Annotated[Names, Option(help="A score to show; repeat. Default: those of `[report]`, or all.")] = None,
@@ -342,7 +342,7 @@ def _note_scores(fitted: Sequence[str], named: Sequence[str] | None, val: Path |
 def _check_figures(figures: bool, format_: Formats, redo: Redo = None) -> None:
     """Refuse options about figures where none are drawn."""
     if not figures:
-        again = "figures" if StageName.figures in (redo or ()) else None
+        again = "figures" if "figures" in (redo or ()) else None
         refuse_unused("`--no-figures` draws none", format=format_, redo=again)
 
 
