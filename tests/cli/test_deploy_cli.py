@@ -21,7 +21,7 @@ from torch.distributed.run import parse_args
 import sirc
 from sirc import SelectiveClassifier
 from sirc.cli import main
-from sirc.cli.production import read_confidences
+from sirc.cli.production import read_log
 from sirc.errors import StoreError
 from sirc.experiment.choice import outputs_to_choose
 from sirc.experiment.experiment import Experiment
@@ -353,7 +353,7 @@ def test_without_the_training_images_only_the_names_are_missing(here, command):
     code, _, err = command("calibrate", "runs/tiny", "--seed", 1, "--recall", 0.9)
     assert code == 0, err
     assert "without names of classes" in err
-    assert '`data.root = "…"` in the TOML' in err
+    assert '`data.root = "…"` or `data.train.path = "…"` in the TOML' in err
     assert SelectiveClassifier.load("selective.safetensors", _network(1)).classes is None
 
 
@@ -435,7 +435,7 @@ def test_confidences_that_are_none_are_refused(here, command):
             1,
             "must hold plain numbers, those of `--column confidence`: could not convert string to float: 'high'",
         ),
-        ("other.csv", 1, "columns expected but not found: ['confidence']"),
+        ("other.csv", 2, "`--column` must be one of 'other.csv', score; got 'confidence'"),
         ("empty.csv", 1, "No columns to parse"),
         ("no.txt", 2, "must be a .parquet, .csv, .npy or .npz file"),
         ("none.csv", 1, "there is no file"),
@@ -453,7 +453,7 @@ def test_confidences_that_are_none_are_refused(here, command):
         assert err.count(name) <= 1
     assert command(*call, "words.csv", "--delta", "2")[0] == 2
     Path("commas.csv").write_text("confidence,time\n0.1,7,\n0.2,8,\n", encoding="utf-8")
-    assert read_confidences(Path("commas.csv"), "confidence")[0].tolist() == [0.1, 0.2]
+    assert read_log(Path("commas.csv"), "confidence").values.tolist() == [0.1, 0.2]
 
 
 @pytest.mark.parametrize("name", ["calibrate", "predict", "export", "serve", "monitor"])
