@@ -28,7 +28,7 @@ from sirc.cli.options import (
     refuse_unused,
     unfit_of,
 )
-from sirc.errors import ConfigError, OnError
+from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
     from sirc.evaluation import Choice
@@ -47,17 +47,23 @@ Method = Literal["auto", "bootstrap"]
 ScorerFile = Annotated[Path | None, Option(help="Instead of `--train`: a fitted scorer, as `scorer.save` writes it.")]
 
 
+class Files(NamedTuple):
+    """The options with which a user brings arrays, and how a scorer is fitted on them."""
+
+    val: ValFile = None
+    train: TrainFile = None
+    tune: TuningFile = None
+    scorer: ScorerFile = None
+    ood: OodFiles = None
+    head: HeadFile = None
+    spec: Specs = None
+    crossfit: CrossfitOption = None
+    on_unfit: OnUnfit = None
+
+
 def check(
+    files: Files,
     runs: Stored = None,
-    val: ValFile = None,
-    train: TrainFile = None,
-    tune: TuningFile = None,
-    scorer: ScorerFile = None,
-    ood: OodFiles = None,
-    head: HeadFile = None,
-    spec: Specs = None,
-    crossfit: CrossfitOption = None,
-    on_unfit: OnUnfit = None,
     level: Annotated[float, Option(help="The level of the intervals.")] = 0.95,
     as_json: Annotated[bool, Option("--json", help="Print JSON: a list with one report for each model.")] = False,
     quiet: Quiet = False,
@@ -74,25 +80,16 @@ def check(
     from sirc.evaluation.premise import check_assumptions
 
     def premise(case: Case) -> Assumptions:
-        named = _fitted(spec, case.scorer, on_unfit)
+        named = _fitted(files, case.scorer)
         chosen = case.scorer.only(named) if named else case.scorer
         return check_assumptions(chosen, case.id, case.ood, level=level)
 
-    files = Files(val, train, tune, scorer, ood, head, crossfit, on_unfit)
-    _judge("check", runs, files, spec, premise, as_json, quiet)
+    _judge("check", runs, files, premise, as_json, quiet)
 
 
 def select(
+    files: Files,
     runs: Stored = None,
-    val: ValFile = None,
-    train: TrainFile = None,
-    tune: TuningFile = None,
-    scorer: ScorerFile = None,
-    ood: OodFiles = None,
-    head: HeadFile = None,
-    spec: Specs = None,
-    crossfit: CrossfitOption = None,
-    on_unfit: OnUnfit = None,
     alpha: Annotated[str, Option(metavar="LOW,HIGH", help="The share of ID input: a range or a number.")] = "0.1,0.9",
     beta: Annotated[str, Option(metavar="LOW,HIGH", help="The cost of accepting ID✗; of OOD, 1 − β.")] = "0.1,0.9",
     metric: Annotated[str, Option(help="A metric of the mixture, such as `aurr`, `aurc` or `risk@95`.")] = "aurr",
@@ -131,7 +128,7 @@ def select(
             metric=metric,
             by=by,
             relative=not absolute,
-            scores=_fitted(spec, case.scorer, on_unfit),
+            scores=_fitted(files, case.scorer),
             pool=pool,
             method=method,
             draws=draws,
@@ -139,21 +136,7 @@ def select(
             seed=seed,
         )
 
-    files = Files(val, train, tune, scorer, ood, head, crossfit, on_unfit)
-    _judge("select", runs, files, spec, choice, as_json, quiet)
-
-
-class Files(NamedTuple):
-    """The options with which a user brings arrays, and how a scorer is fitted on them."""
-
-    val: Path | None
-    train: Path | None
-    tune: Path | None
-    scorer: Path | None
-    ood: Names
-    head: Path | None
-    crossfit: str | None
-    on_unfit: OnError | None
+    _judge("select", runs, files, choice, as_json, quiet)
 
 
 class Case(NamedTuple):
@@ -167,16 +150,14 @@ class Case(NamedTuple):
     images: str = ""
 
 
-def _judge(
-    command: str, runs: list[Path] | None, files: Files, specs: Names, judge: Judge, as_json: bool, quiet: bool
-) -> None:
+def _judge(command: str, runs: list[Path] | None, files: Files, judge: Judge, as_json: bool, quiet: bool) -> None:
     """Print the verdict on each model as soon as it is known, or all of them as one JSON list."""
     if bool(runs) == (files.val is not None):
         raise ConfigError(f"`sirc {command}` is for RUN folders or for arrays, `--val VAL.npz`: give one of the two.")
-    if runs and any(files):
+    if runs and any(files._replace(spec=None)):
         raise ConfigError("RUN folders have their own scorer, head and OOD sets; leave these options to `--val`.")
     progress = reporting(quiet)
-    cases = _of_runs(command, runs, progress) if runs else _of_files(command, files, specs, progress)
+    cases = _of_runs(command, runs, progress) if runs else _of_files(command, files, progress)
     verdicts = []
     for case in cases:
         verdict = judge(case)
@@ -227,12 +208,12 @@ def _of_runs(command: str, folders: list[Path], progress: Progress) -> Iterator[
             yield Case(title, Scorer.load(run.scorer), inside, {**ood}, run, name)
 
 
-def _of_files(command: str, files: Files, specs: Names, progress: Progress) -> Iterator[Case]:
+def _of_files(command: str, files: Files, progress: Progress) -> Iterator[Case]:
     """Read the files, and load a scorer or fit one; by default all scores of the paper (to check: SIRC's) it can."""
     from sirc.experiment import arrays
     from sirc.scores import Needs, Scorer, fit
 
-    val, train, tune, scorer, ood, head, crossfit, on_unfit = files
+    val, train, tune, scorer, ood, head, specs, crossfit, on_unfit = files
     if (train is None) == (scorer is None):
         raise ConfigError("`--val` needs a scorer: give either `--train TRAIN.npz` to fit one, or `--scorer FILE`.")
     if train is None:
@@ -260,9 +241,11 @@ def _of_files(command: str, files: Files, specs: Names, progress: Progress) -> I
     yield Case(val.stem, fitted, inside, outside)
 
 
-def _fitted(specs: Names, scorer: Scorer, on_unfit: OnError | None) -> Names:
+def _fitted(files: Files, scorer: Scorer) -> Names:
     """The scores that were named, without those that were skipped because they could not be fitted."""
-    return [text for text in specs if text in scorer.specs] if specs and on_unfit == "skip" else specs
+    if files.spec and files.on_unfit == "skip":
+        return [text for text in files.spec if text in scorer.specs]
+    return files.spec
 
 
 def _numbers(option: str, text: str) -> list[float]:

@@ -167,7 +167,7 @@ def calibrate(
     if alpha is None:
         refuse_unused("for the least cost, give `--alpha` too", beta=beta, reject_cost=reject_cost, ood=ood)
     else:
-        refuse_unused("the least cost, of `--alpha`, has no promise", delta=delta, plain=plain or None)
+        refuse_unused("the least cost, of `--alpha`, has no promise", delta=delta, plain=plain)
     goal = _goal({"recall": recall, "coverage": coverage, "risk": risk}, delta, plain, alpha, beta, reject_cost)
     study, runs = _find_runs(run, seed, trust)
     if len(runs) > 1:
@@ -281,7 +281,7 @@ def predict(
         raise ConfigError("give either `--model FILE --run RUN`, or `--onnx FILE`.")
     if onnx is not None:
         elsewhere = None if device in ("auto", "cpu") else device
-        refuse_unused("a graph is whole, and runs on the CPU", seed=seed, trust=trust or None, device=elsewhere)
+        refuse_unused("a graph is whole, and runs on the CPU", seed=seed, trust=trust, device=elsewhere)
     from sirc._utils.files import refuse_existing
     from sirc.deploy import predict_folder
 
@@ -491,7 +491,7 @@ def _load_selective(
 
     is_run = (folder / FILE).exists()  # which is asked to be trusted, whatever else lies there
     if (":" in str(folder) and not folder.exists()) or ((folder / "config.json").is_file() and not is_run):
-        refuse_unused("they are for the folder of a run, and this is a network", seed=seed, trust=trust or None)
+        refuse_unused("they are for the folder of a run, and this is a network", seed=seed, trust=trust)
         return load_guard(path, str(folder)), None
     wanted = read(path)[0].get("model")
     study, runs = _find_runs(folder, seed, trust)

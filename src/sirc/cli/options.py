@@ -48,22 +48,35 @@ Imports = Annotated[
 HeadFile = Annotated[Path | None, Option(help="A file with the `weight` and `bias` of the last layer.")]
 
 
-def with_imports(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--import MODULE` to a command: modules that register scores or metrics are imported first."""
+def with_options(command: Callable[..., None], *, imports: bool) -> Callable[..., None]:
+    """Give a command an option for each field of its groups; and `--import MODULE`, to register scores or metrics."""
+    groups = {name: kind for name, kind in get_type_hints(command).items() if hasattr(kind, "_fields")}
 
     @wraps(command)
-    def importing(*args: object, import_: Names = None, **options: object) -> None:
+    def called(import_: Names = None, **options: object) -> None:
         for name in import_ or ():
             import_module(name)
-        command(*args, **options)
+        for name, kind in groups.items():
+            options[name] = kind(**{field: options.pop(field) for field in kind._fields})
+        command(**options)
 
-    hints = get_type_hints(command, include_extras=True) | {"import_": Imports}
-    given = [*inspect.signature(command).parameters.values()]
-    given.append(inspect.Parameter("import_", inspect.Parameter.KEYWORD_ONLY, default=None))
-    typed = [parameter.replace(annotation=hints[parameter.name]) for parameter in given]
-    importing.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined]
-    importing.__annotations__ = hints
-    return importing
+    parameters = parameters_of(command)
+    if imports:
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter("import_", keyword, default=None, annotation=Imports))
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return called
+
+
+def parameters_of(command: Callable[..., object]) -> list[inspect.Parameter]:
+    """The parameters of a command with their types; a group, which is a `NamedTuple`, is replaced by its fields."""
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        kind = hints[parameter.name]
+        parameters += parameters_of(kind) if hasattr(kind, "_fields") else [parameter.replace(annotation=kind)]
+    return parameters
 
 
 def names_of_option(parameter: str, info: OptionInfo) -> list[str]:
@@ -104,8 +117,10 @@ def unfit_of(on_unfit: OnError | None, specs: Names) -> OnError:
 
 def refuse_unused(why: str, **options: object) -> None:
     """Refuse options that were given but would do nothing; `why` gives the reason, and the way out."""
-    if given := [f"`--{name.replace('_', '-')}`" for name, value in options.items() if value is not None]:
-        raise ConfigError(f"{listed(given)} would do nothing: {why}.")
+    given = [name for name, value in options.items() if value is not None and value is not False]
+    if given:
+        names = listed([f"`--{name.replace('_', '-')}`" for name in given])
+        raise ConfigError(f"{names} would do nothing: {why}.")
 
 
 def has_begun(table: Path) -> bool:

@@ -158,7 +158,7 @@ def evaluate(
         refuse_unused("it is for stores that `--spill` scores", device=device)
     else:
         without = "with `--spill` there is neither a page nor a figure nor an interval"
-        refuse_unused(without, format=format_, open=open_ or None, intervals=intervals or None)
+        refuse_unused(without, format=format_, open=open_, intervals=intervals)
     folds = folds_of(crossfit)
     if train is None:
         without = "nothing is fitted without `--train TRAIN.npz`; give that too"
@@ -251,7 +251,7 @@ def table(
     if all(found and not found[0].of_mixture for found in map(parse_metric, metrics)):
         refuse_unused("these metrics have neither α nor β; `--metric aurr` has both", alpha=alpha, beta=beta)
     if results.groupby("model")["seed"].nunique().max() == 1:
-        refuse_unused("each model has one training run", spread=spread or None)
+        refuse_unused("each model has one training run", spread=spread)
     elif intervals:
         raise ConfigError("`--intervals` are of one training run; these have several seeds: `--spread` shows theirs.")
     made = make(

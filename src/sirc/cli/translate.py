@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 import re
-import typing
 from collections.abc import Callable
 
 from typer.models import OptionInfo
 
-from sirc.cli.options import names_of_option
+from sirc.cli.options import names_of_option, parameters_of
 
 _GONE = "\0"  # stands for code that only works in Python, or not with this command
 _OF_RUNS = ("calibrate", "predict", "try", "export", "plot")  # which open what the TOML of a run names
@@ -132,10 +131,9 @@ def name_of(command: Callable[..., None]) -> str:
 @functools.cache
 def _options(command: Callable[..., None]) -> dict[str, tuple[str, object]]:
     """The options of a command, by the argument that each fills, with the kind of its value."""
-    kinds = typing.get_type_hints(command, include_extras=True)
     return {
-        name.rstrip("_"): (names_of_option(name, info)[0], hint.__origin__)
-        for name, hint in kinds.items()
-        for info in getattr(hint, "__metadata__", ())
+        parameter.name.rstrip("_"): (names_of_option(parameter.name, info)[0], parameter.annotation.__origin__)
+        for parameter in parameters_of(command)
+        for info in getattr(parameter.annotation, "__metadata__", ())
         if isinstance(info, OptionInfo)
     }
