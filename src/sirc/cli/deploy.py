@@ -6,7 +6,6 @@ import contextlib
 import math
 import threading
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -289,8 +288,15 @@ def predict(
     with on_device(device, quiet) as (where, progress):
         classifier = onnx if model is None or run is None else _load_selective(model, run, seed, trust)[0].to(where)
         assert classifier is not None
-        predict = partial(predict_folder, classifier, folder, path=out, overwrite=overwrite)
-        table = predict(batch_size=batch_size, workers=workers, progress=progress)
+        table = predict_folder(
+            classifier,
+            folder,
+            path=out,
+            overwrite=overwrite,
+            batch_size=batch_size,
+            workers=workers,
+            progress=progress,
+        )
         result(_summary(table))
         result(str(out))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -179,28 +179,29 @@ def evaluate(
         )
     else:
         test, outside = arrays.load_outputs(id_), {key: arrays.load_outputs(path) for key, path in sets.items()}
-        fit = partial(
-            arrays.fit_arrays,
-            None if train is None else arrays.load_outputs(train),
-            test,
-            outside,
-            specs=spec,
-            head=arrays.find_head_in(head, train),
-            crossfit=folds,
-            val=None if val is None else arrays.load_outputs(val),
-            on_unfit=unfit,
-        )
-        if spill is not None:
-            with on_device(device or "auto", quiet) as (where, progress):
-                scorer = fit(device=where, progress=progress)
-                _note_scores(scorer.specs, spec, val, progress)
-                spilled = partial(evaluate, scorer, test, outside, groups=groups or None, spill=spill)
-                results = spilled(device=where, progress=progress).table.assign(model=name, seed=0)
+        with on_device(device or "auto", quiet) if spill else nullcontext((None, progress)) as (where, progress):
+            scorer = arrays.fit_arrays(
+                None if train is None else arrays.load_outputs(train),
+                test,
+                outside,
+                specs=spec,
+                head=arrays.find_head_in(head, train),
+                crossfit=folds,
+                val=None if val is None else arrays.load_outputs(val),
+                on_unfit=unfit,
+                device=where,
+                progress=progress,
+            )
+            _note_scores(scorer.specs, spec, val, progress)
+            if spill is not None:
+                assert where is not None
+                spilled = evaluate(
+                    scorer, test, outside, groups=groups or None, spill=spill, device=where, progress=progress
+                )
                 if is_main():
+                    results = spilled.table.assign(model=name, seed=0)
                     _show(save_table(results, out, overwrite=overwrite), open_)
-            return
-        scorer = fit(progress=progress)
-        _note_scores(scorer.specs, spec, val, progress)
+                return
         run = RunResults(name, 0, evaluate(scorer, test, outside, groups=groups or None), scorer, test, outside)
     formats = list(format_ or FigureFormat)
     study = save_results(
