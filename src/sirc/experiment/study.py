@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -61,10 +60,9 @@ TARGETS = ("results.csv", "table.md", "table.tex", "table.html", "table.csv", PA
 @final
 @dataclass(frozen=True)
 class Step:
-    """One step of a study, how long it took, and whether it was skipped because it was done."""
+    """One step of a study, and whether it was skipped because it was done."""
 
     name: str
-    seconds: float
     skipped: bool
 
 
@@ -161,7 +159,7 @@ def run_study(
 @final
 @dataclass
 class _Worker:
-    """Runs the steps of a study and records them."""
+    """Does the steps of a study, and records them."""
 
     study: Study
     runs: Sequence[tuple[Experiment, Run]]
@@ -182,10 +180,9 @@ class _Worker:
         done = not redo and all(stage.is_done() for stage in stages)
         if done:
             self.progress.note(f"{name}: there already")
-        began = time.perf_counter()
         if always or not done:
             work([stage for stage in stages if redo or stage.is_stale()])
-        self.study.steps.append(Step(name, time.perf_counter() - began, done))
+        self.study.steps.append(Step(name, done))
         self.whole.advance()
 
     def finished(self, experiment: Experiment) -> bool:
@@ -214,14 +211,14 @@ class _Worker:
         has_images = experiment.folder not in self.imageless
 
         def train(_: list[Stage]) -> None:
-            if has_images and not experiment.model.own and "train" not in self.redo and stages[0].is_done():
-                check_trained(experiment, run)
-                check_held_out(experiment, run, ["train"], cache, progress)
-            elif has_images:
-                cpu, redo = device.type == "cpu", "train" in self.redo
+            redo = "train" in self.redo
+            if has_images and (redo or experiment.model.own or not stage.is_done()):
+                cpu = device.type == "cpu"
                 train_run(experiment, run, cpu=cpu, overwrite=redo, progress=progress, cache=cache)
-            else:
-                check_trained(experiment, run)
+                return
+            check_trained(experiment, run)
+            if has_images:
+                check_held_out(experiment, run, ["train"], cache, progress)
 
         def extract(stale: list[Stage]) -> None:
             extract = partial(extract_run, experiment, run, device=device, progress=progress, cache=cache)
@@ -237,12 +234,15 @@ class _Worker:
 
         name = f"{experiment.name}, {run.folder.name}"
         if experiment.train is not None:
-            stages = [train_stage(experiment, run)]
-            self.step(f"{name}: train", stages, train, always=True)
+            stage = train_stage(experiment, run)
+            self.step(f"{name}: train", [stage], train, always=True)
         outputs = outputs_stages(experiment, run)
         self.step(f"{name}: extract", list(outputs.values()), extract, always=True)
-        fit = partial(fit_run, experiment, run, device=device, overwrite=True, progress=progress)
-        self.step(f"{name}: fit", [fit_stage(experiment, run)], lambda _: fit())
+
+        def fit(_: list[Stage]) -> None:
+            fit_run(experiment, run, device=device, overwrite=True, progress=progress)
+
+        self.step(f"{name}: fit", [fit_stage(experiment, run)], fit)
         distributed.barrier()
 
     def results(self) -> None:
@@ -299,7 +299,7 @@ class _Worker:
                 make("figures", lambda: draw(formats), {"formats": list(formats), **shown})
 
     def _make(self, name: str, stage: Stage) -> None:
-        self.step(name, [stage], lambda _: stage.run())
+        self.step(name, [stage], lambda _: stage.remake())
 
 
 @contextmanager
@@ -338,8 +338,8 @@ def save_table(results: pd.DataFrame, folder: PathLike, *, overwrite: bool = Fal
         refuse_existing(study.folder / name, overwrite)  # before any work is done
     file = study.folder / "results.csv"
     write_results(results, file)
-    tables = Stage("tables", study.folder, {"results": digest(file)})
-    tables.make = lambda: save_tables(results, study.folder, overwrite=True)
-    tables.run()
+    make = partial(save_tables, results, study.folder, overwrite=True)
+    tables = Stage("tables", study.folder, {"results": digest(file)}, make=make)
+    tables.remake()
     study.files += [file, *tables.made]
     return study

@@ -66,5 +66,5 @@ def _write_arrays(study: Study, experiment: Experiment) -> None:
 
     stage = Stage("arrays", study.folder, {**inputs, "sirc": sirc.__version__}, make=write)
     if not stage.is_done():
-        stage.run()
+        stage.remake()
     study.files += stage.made
