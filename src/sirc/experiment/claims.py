@@ -93,13 +93,14 @@ def _sirc_keeps(runs: Sequence[RunResults], draws: int, negative: str, claim: st
 
 def _best_changes(runs: Sequence[RunResults], draws: int) -> Finding | None:
     """Compare the best score where OOD inputs are frequent and costly, (0.1, 0.1), with that at (0.9, 0.9)."""
-    if any(not run.ood or len(run.evaluation.scores) < 2 for run in runs):
+    if not runs or any(not run.ood or len(run.evaluation.scores) < 2 for run in runs):
         return None
     parts, different = [], []
     for run in runs:
         sweep = run.evaluation.sweep(list(_GRID), list(_GRID))
         sweep = sweep[(sweep["metric"] == "aurr") & (sweep["negative"] == "pooled")]
-        best = sweep.sort_values("value").drop_duplicates(["alpha", "beta"]).set_index(["alpha", "beta"])["score"]
+        sweep = sweep.sort_values("value", kind="stable")  # of equal scores the same one is best everywhere
+        best = sweep.drop_duplicates(["alpha", "beta"]).set_index(["alpha", "beta"])["score"]
         different.append(best.nunique())
         corners = {at: str(best[(at, at)]) for at in (_GRID[0], _GRID[-1])}
         for at, other in ((_GRID[0], _GRID[-1]), (_GRID[-1], _GRID[0])):
