@@ -160,7 +160,7 @@ def noise(
     overwrite: Annotated[bool, Option("--overwrite", help="Replace noise of another seed or count.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write the paper's Noise images as PNG files. The same command resumes a stopped run.
+    """Write the paper's Noise images as PNG files. The same command resumes a stopped one.
 
     Experiments need no files: `dataset = "noise"` makes the same images on the fly.
 
@@ -180,7 +180,7 @@ def colonoscopy(
     base: Annotated[str, Option(help="The address to fetch from.")] = COLONOSCOPY,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch the colonoscopy videos and write every frame as an image. The same command resumes a stopped run.
+    """Fetch the colonoscopy videos and write every frame as an image. The same command resumes a stopped one.
 
     Example: `sirc data colonoscopy data/colonoscopy`
     """

@@ -267,7 +267,7 @@ def predict(
 
     The reason of a rejection is `softmax`, or the S2 that lowered the confidence; a graph that an earlier version
     exported says only `rejected`. An image that cannot be read has its error in the table and is not accepted. The same
-    command resumes a stopped run.
+    command resumes a stopped one.
 
     Example: `sirc predict photos --model selective.safetensors --run runs/resnet50_imagenet200 --out decisions.csv`
 

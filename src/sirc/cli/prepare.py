@@ -31,7 +31,7 @@ class Given(NamedTuple):
 def train(given: Given, on_error: OnErrorOption = None) -> None:
     """Train the networks of an experiment, one for each seed.
 
-    There is a checkpoint after every epoch: the same command resumes a stopped run. Weights go to
+    There is a checkpoint after every epoch: the same command resumes a stopped one. Weights go to
     `OUT/NAME/seed-N/model.safetensors`, with `history.csv` beside them.
 
     Example: `sirc train studies/paper/resnet50_imagenet200.toml --seed 1`
@@ -66,7 +66,7 @@ def extract(
 ) -> None:
     """Run the networks over the datasets and store logits, features and labels.
 
-    Stores go to `OUT/NAME/seed-N/outputs/`. Finished shards stay: the same command resumes a stopped run.
+    Stores go to `OUT/NAME/seed-N/outputs/`. Finished shards stay: the same command resumes a stopped one.
 
     Example: `sirc extract studies/paper/resnet50_imagenet200.toml --seed 1 --only test --only Textures`
 
