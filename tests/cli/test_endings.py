@@ -19,7 +19,7 @@ from sirc._utils.warn import warn
 from sirc.cli import COMMANDS, app, data
 from sirc.cli.endings import _GO_ON, ending, what_stays
 from sirc.cli.options import note_test_images
-from sirc.cli.translate import _TABLES, _options, in_options
+from sirc.cli.translate import _NAMED, _TABLES, _options, in_options
 from sirc.experiment.config import Extract, Fit, Model
 from sirc.progress import Log
 
@@ -52,6 +52,7 @@ def options_of(name):
 @pytest.mark.parametrize("name", NAMED)
 def test_errors_name_options_as_the_command_has_them(name):
     assert {option for option, _ in _options(NAMED[name]).values()} <= options_of(name)
+    assert _options(NAMED[name]).keys() >= set(_NAMED.get(name, ()))
 
 
 def test_every_command_that_an_error_or_a_page_names_has_the_options_it_names():
@@ -171,7 +172,9 @@ WORDS = [
     ("with `spill`, `test` must have labels", {"evaluate": "with `--spill`, `--id` must have labels"}),
     ("`ood['far']` must be a store", dict.fromkeys(("evaluate", "check"), "`--ood far=…` must be a store")),
     ('`ood["it\'s"]` must be a store', {"evaluate": "`--ood it's=…` must be a store"}),
-    ("Pass more rows as `val`", {"guard": "Pass more rows as VAL"}),
+    ("Pass more rows as `val`", {"guard": "Pass more rows as VAL", "select": "Pass more rows as `val`"}),
+    ("`level` must lie between 0 and 1", dict.fromkeys(("check", "select"), "`--level` must lie between 0 and 1")),
+    ("`classes` must name each class once", {"guard": "`--classes` must name each class once"}),
     ("or `delta=None`, or `delta=0.1`", dict.fromkeys(("guard", "calibrate"), "or `--plain`, or `--delta 0.1`")),
     (
         "Pass `preprocess=…`, or `sirc.models.preprocess_of(…)`",

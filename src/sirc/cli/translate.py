@@ -36,12 +36,16 @@ _WORDS: dict[str, dict[str, str]] = {
     "classes=": {_SET: '`sort = "natural"` or `classes = …` of the dataset in the TOML'},
     "val=": {_SET: "`data.validation`", "check": "`--tune …`", "select": "`--tune …`"},
     "test": {"evaluate": "`--id`"},
-    "train": {"evaluate": "`--train`", "guard": "TRAIN"},
-    "val": {"evaluate": "`--val`", "guard": "VAL"},
-    "spill": {"evaluate": "`--spill`"},
+    "train": {"guard": "TRAIN"},
+    "val": {"guard": "VAL"},
 }
-_WORDS |= {
-    name: {"guard": f"`--{name}`"} for name in ("recall", "risk", "resize", "crop", "interpolation", "mean", "std")
+# Arguments that errors name without a value, and that are options of these commands.
+_NAMED = {
+    "guard": ("recall", "risk", "score", "classes", "resize", "crop", "interpolation", "mean", "std"),
+    "evaluate": ("train", "val", "crossfit", "spill"),
+    "check": ("train", "crossfit", "level"),
+    "select": ("train", "crossfit", "level", "metric"),
+    "calibrate": ("score", "recall", "risk", "reject_cost"),
 }
 # An argument, alone or in a call: `crossfit=0`, `fit(…, overwrite=True)`. One letter is a parameter of a score.
 _ARGUMENT = re.compile(r"(?:(\w+)\((?:…|\.{3}), )?([a-z_]\w+)=(.*?)\)?")
@@ -85,6 +89,8 @@ def in_options(command: Callable[..., None], text: str) -> str:
             if argument not in _TABLES:
                 return _GONE
             code = f"--set {_TABLES[argument]}.{argument}={plain.lower() if plain in ('True', 'False') else plain}"
+        elif code in _NAMED.get(name, ()):
+            return f"`{options[code][0]}`"
         elif known := words(code):
             return known
         if (found := _OOD_SET.fullmatch(code)) and "ood" in options:
