@@ -53,39 +53,46 @@ def _text(error: Exception) -> str:
 
 def what_stays(name: str, options: Mapping[str, Any]) -> str:
     """Say what a stopped command keeps, judged by what it wrote, and what the same command would do next."""
-    out, begun = options.get("out"), None
     if name in ("serve", "try"):  # both catch Ctrl-C once they serve
         return "nothing was served yet"
     if name in _GO_ON:
-        begun = bool(WRITTEN)
-    elif name == "predict" and has_begun(options["out"]):
-        begun = True
-    elif name == "guard" and options["path"] and not _wrote(out, options["report"]):
-        begun = _wrote(options["path"])
-    elif name == "calibrate" and not _wrote(out) and _wrote(options["run"]):
-        begun = True
-    if begun is not None:
-        kept = "what was finished is kept" if begun else "nothing new was written"
-        anew = next((option for option in ("overwrite", "redo") if options.get(option) and name != "calibrate"), None)
-        if name == "guard" and anew and _exist(out, options["report"]):
-            return f"{kept}; with another `--out` instead of `--overwrite` the same command goes on from there"
-        if anew:
-            return f"{kept}; without `--{anew}` the same command goes on with what was begun and keeps older results"
-        return f"{kept}, and the same command goes on {'from there' if begun else 'with what there is'}"
-    if name in ("check", "select"):
-        return _CHOSEN if _wrote(*(options["runs"] or ())) else _NOTHING
+        return _goes_on(bool(WRITTEN), options)
     if name == "plot":
         return _DRAWN if WRITTEN else _NOTHING
-    if name == "evaluate" and not _wrote(out) and (spill := options["spill"]) and any(spill.glob("*")):
+    runs = options.get("runs") or ()
+    if name in ("check", "select"):
+        return _CHOSEN if _wrote(*runs) else _NOTHING
+    out, report = options.get("out"), options.get("report")
+    if name == "predict" and has_begun(options["out"]):
+        return _goes_on(True, options)
+    if _wrote(out, report, *runs):
+        return _STAYS
+    if name == "guard" and options["path"]:
+        begun = _wrote(options["path"])
+        if options.get("overwrite") and any(place is not None and place.exists() for place in (out, report)):
+            return f"{_kept(begun)}; with another `--out` instead of `--overwrite` the same command goes on from there"
+        return _goes_on(begun, options)
+    if name == "calibrate" and _wrote(options["run"]):
+        return _goes_on(True, {})  # its `--overwrite` is for the file
+    if name == "evaluate" and (spill := options["spill"]) and any(spill.glob("*")):
         return f"scores in '{spill}' are kept, and the same command goes on from there"
-    return _STAYS if _wrote(out, options.get("report"), *(options.get("runs") or ())) else _NOTHING
+    return _NOTHING
+
+
+def _goes_on(begun: bool, options: Mapping[str, Any]) -> str:
+    """Say what is kept by a command that goes on where it was stopped, unless an option has it begin anew."""
+    if anew := next((option for option in ("overwrite", "redo") if options.get(option)), None):
+        return (
+            f"{_kept(begun)}; without `--{anew}` the same command goes on with what was begun and keeps older results"
+        )
+    return f"{_kept(begun)}, and the same command goes on {'from there' if begun else 'with what there is'}"
+
+
+def _kept(begun: bool) -> str:
+    return "what was finished is kept" if begun else "nothing new was written"
 
 
 def _wrote(*places: Path | None) -> bool:
     """Whether one of these files, or a file in one of these folders, was written."""
     roots = {place.resolve() for place in places if place is not None}
     return any(not roots.isdisjoint((path, *path.parents)) for path in map(Path.resolve, WRITTEN))
-
-
-def _exist(*places: Path | None) -> bool:
-    return any(place is not None and place.exists() for place in places)

@@ -349,14 +349,11 @@ def _check_figures(figures: bool, format_: Formats, redo: Redo = None) -> None:
 
 def _show(study: Study, open_: bool, *, negatives: Sequence[str] = (), verdicts: Sequence[str] = ()) -> None:
     """Print the table, the paths of the files and the verdicts; the page comes last, and opens if asked for."""
-    from sirc.experiment import reported_scores
     from sirc.report.tables import table as make
 
     if len(study.results):  # only the main process has them
         present = set(study.results["negative"])
-        scores = reported_scores(list(study.results["score"].unique()), study.experiments)
-        rows = study.results[study.results["score"].isin(scores)]
-        result(make(rows, negatives=[name for name in negatives if name in present] or None).text())
+        result(make(study.reported_results, negatives=[name for name in negatives if name in present] or None).text())
         for path in study.files:
             if path.suffix in (".csv", ".md", ".tex", ".html", ".npz") and path != study.page:
                 result(str(path))

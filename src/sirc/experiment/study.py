@@ -96,6 +96,12 @@ class Study:
         return [run.reported for run in self.runs]
 
     @property
+    def reported_results(self) -> pd.DataFrame:
+        """The rows of all results with only the scores that tables, page and figures show."""
+        scores = reported_scores(list(self.results["score"].unique()), self.experiments)
+        return self.results[self.results["score"].isin(scores)]
+
+    @property
     def page(self) -> Path | None:
         """The HTML page; under torchrun only the first process has one."""
         return next((path for path in self.files if path.name == PAGE), None)
@@ -274,7 +280,7 @@ class _Worker:
         """Write the tables, the page and, in these formats, the figures."""
         study, folder, progress = self.study, self.study.folder, self.progress
         code = folder_digest(Path(__file__).parents[1] / "report")  # the code may change within one version
-        scores = reported_scores(list(study.results["score"].unique()), study.experiments)
+        reported = study.reported_results
         shown: dict[str, object] = {
             "runs": [[title_of(experiment), run.seed] for experiment, run in self.runs],
             "scores": [reported_scores(experiment.fit.specs, [experiment]) for experiment, _ in self.runs],
@@ -291,7 +297,7 @@ class _Worker:
             images = None if first.folder in self.imageless else images_for_samples(first)
             return draw_figures(study.reported, folder / "figures", formats=formats, images=images, progress=progress)
 
-        reported = study.results[study.results["score"].isin(scores)]
+        scores = list(reported["score"].unique())
         make("tables", lambda: save_tables(reported, folder, overwrite=True), {"scores": scores})
         make("page", lambda: [report(study.reported, folder / PAGE, overwrite=True, progress=progress)], shown)
         if formats is not None:
