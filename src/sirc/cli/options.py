@@ -178,10 +178,9 @@ def on_device(device: str, quiet: bool) -> Iterator[tuple[torch.device, Progress
         where = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"`--device` must be auto, cpu, cuda or cuda:N; got {quoted(device)}.") from error
-    if where.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            f"`--device {device}` needs a GPU that this PyTorch can use; there is none. Use `--device cpu`."
-        )
+    if where.type == "cuda" and (where.index or 0) >= (count := torch.cuda.device_count()):
+        there = f"it can use {count}, the first is cuda:0" if count else "there is none. Use `--device cpu`"
+        raise ConfigError(f"`--device {device}` needs a GPU that this PyTorch can use; {there}.")
     with distributed.process_group(where):
         if where.type == "cuda":
             where = torch.device("cuda", torch.cuda.current_device() if where.index is None else where.index)
