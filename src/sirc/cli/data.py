@@ -113,11 +113,10 @@ def _table_of(datasets: Sequence[PublicDataset]) -> Table:
 
 
 def size_text(size: int | None) -> str:
-    """A number of bytes for people: 625 MB."""
-    if size is None:
-        return "unknown size"
-    unit, name = next(((u, n) for u, n in ((10**9, "GB"), (10**6, "MB")) if size >= u), (10**3, "kB"))
-    return f"{size / unit:.{0 if size >= 10 * unit else 1}f} {name}"
+    """A number of bytes for people: 625.0 MB."""
+    from rich.filesize import decimal
+
+    return "unknown size" if size is None else decimal(size)
 
 
 @app.command()
