@@ -175,19 +175,14 @@ class _Worker:
     cache: DeviceCache = field(default_factory=DeviceCache)
     imageless: set[Path] = field(default_factory=set)  # the folders of finished experiments whose images are gone
 
-    def step(
-        self, name: str, stages: Sequence[Stage], work: Callable[[list[Stage]], object], *, always: bool = False
-    ) -> None:
-        """Run one step unless its stages are done; `work` takes the stages that must start over.
-
-        With `always`, `work([])` is called even if all are done: it checks the stored outputs against the images.
-        """
+    @contextmanager
+    def step(self, name: str, stages: Sequence[Stage]) -> Iterator[tuple[bool, list[Stage]]]:
+        """Record one step; give whether all its stages are done, and those that must start over."""
         redo = name.rpartition(" ")[2] in self.redo
         done = not redo and all(stage.is_done() for stage in stages)
         if done:
             self.progress.note(f"{name}: there already")
-        if always or not done:
-            work([stage for stage in stages if redo or stage.is_stale()])
+        yield done, [stage for stage in stages if redo or stage.is_stale()]
         self.study.steps.append(Step(name, done))
         self.whole.advance()
 
@@ -216,39 +211,33 @@ class _Worker:
         device, progress, cache = self.study.device, self.progress, self.cache
         has_images = experiment.folder not in self.imageless
 
-        def train(_: list[Stage]) -> None:
-            redo = "train" in self.redo
-            if has_images and (redo or experiment.model.own or not stage.is_done()):
-                cpu = device.type == "cpu"
-                train_run(experiment, run, cpu=cpu, overwrite=redo, progress=progress, cache=cache)
-                return
-            check_trained(experiment, run)
-            if has_images:
-                check_held_out(experiment, run, ["train"], cache, progress)
-
-        def extract(stale: list[Stage]) -> None:
+        name = f"{experiment.name}, {run.folder.name}"
+        if experiment.train is not None:
+            redo, trained = "train" in self.redo, train_stage(experiment, run)
+            with self.step(f"{name}: train", [trained]):
+                if has_images and (redo or experiment.model.own or not trained.is_done()):
+                    cpu = device.type == "cpu"
+                    train_run(experiment, run, cpu=cpu, overwrite=redo, progress=progress, cache=cache)
+                else:
+                    check_trained(experiment, run)
+                    if has_images:
+                        check_held_out(experiment, run, ["train"], cache, progress)
+        outputs = outputs_stages(experiment, run)
+        with self.step(f"{name}: extract", list(outputs.values())) as (_, stale):
             extract = partial(extract_run, experiment, run, device=device, progress=progress, cache=cache)
             old = [name for name, stage in outputs.items() if stage in stale]
             others = [name for name in outputs if name not in old]
             if old:
                 extract(old, overwrite=True)
+            # Even where all are done, they are compared with the images.
             if others and has_images and (old or not are_unchanged(experiment, outputs, cache)):
                 extract(others, overwrite="unfinished")
             else:
-                for name in others:
-                    warn_again(outputs[name])
-
-        name = f"{experiment.name}, {run.folder.name}"
-        if experiment.train is not None:
-            stage = train_stage(experiment, run)
-            self.step(f"{name}: train", [stage], train, always=True)
-        outputs = outputs_stages(experiment, run)
-        self.step(f"{name}: extract", list(outputs.values()), extract, always=True)
-
-        def fit(_: list[Stage]) -> None:
-            fit_run(experiment, run, device=device, overwrite=True, progress=progress)
-
-        self.step(f"{name}: fit", [fit_stage(experiment, run)], fit)
+                for other in others:
+                    warn_again(outputs[other])
+        with self.step(f"{name}: fit", [fit_stage(experiment, run)]) as (done, _):
+            if not done:
+                fit_run(experiment, run, device=device, overwrite=True, progress=progress)
         distributed.barrier()
 
     def results(self) -> None:
@@ -305,7 +294,9 @@ class _Worker:
                 make("figures", lambda: draw(formats), {"formats": list(formats), **shown})
 
     def _make(self, name: str, stage: Stage) -> None:
-        self.step(name, [stage], lambda _: stage.remake())
+        with self.step(name, [stage]) as (done, _):
+            if not done:
+                stage.remake()
 
 
 @contextmanager
