@@ -342,10 +342,10 @@ def fit_run(
     )
     with distributed.failing_together():
         if distributed.is_main():
-            stage.forget()
-            run.older_fit_note.unlink(missing_ok=True)
-            scorer.save(run.scorer, overwrite=True)
-            stage.record([run.scorer])
+            with stage.remade() as made:
+                run.older_fit_note.unlink(missing_ok=True)
+                scorer.save(run.scorer, overwrite=True)
+                made.append(run.scorer)
     return scorer
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -28,16 +28,14 @@ class Stage:
     inputs. Inputs are everything that decides the outputs. Files count by their digest: if one is made again and comes
     out the same, what depends on it stays done.
 
-    `make` does the work and returns the files it made. `recorded` is for stages whose outputs say themselves what they
-    were made from, and for the notes of earlier versions: it takes the inputs of the stamp, or None without a stamp,
-    and returns the inputs to compare.
+    `recorded` is for stages whose outputs say themselves what they were made from, and for the notes of earlier
+    versions: it takes the inputs of the stamp, or None without a stamp, and returns the inputs to compare.
     """
 
     name: str
     folder: Path
     inputs: Inputs
     outputs: Sequence[Path] = ()
-    make: Callable[[], Iterable[Path]] = tuple
     recorded: Callable[[Inputs | None], Inputs | None] = lambda stamped: stamped
 
     def __post_init__(self) -> None:
@@ -77,10 +75,13 @@ class Stage:
         """Whether the stage was done with other inputs."""
         return self.inputs_before not in (None, self.inputs)
 
-    def remake(self) -> None:
-        """Do the work, even if it is done already, and stamp it."""
+    @contextmanager
+    def remade(self) -> Iterator[list[Path]]:
+        """Do the work inside, even if it is done already, add the files to this list, and the stage is stamped."""
         self.forget()
-        self.record(self.make())
+        made: list[Path] = []
+        yield made
+        self.record(made)
 
     def forget(self) -> None:
         """Remove the stamp before the work is done again: a stage that is killed halfway must not look done."""

@@ -244,7 +244,16 @@ class _Worker:
         """Evaluate every run, and combine all results in one table."""
         study = self.study
         for experiment, run in self.runs:
-            self._make(f"{experiment.name}, {run.folder.name}: evaluate", self._evaluation(experiment, run))
+            inputs = confidences_stage(experiment, run).inputs
+            inputs["groups"] = {name: source.in_group for name, source in experiment.data.ood.items()}
+            inputs |= {"model": title_of(experiment), "seed": run.seed}
+            files = [run.folder / "results.csv", run.confidences]
+            stage = Stage("results", run.folder, inputs, outputs=files)
+            with self.step(f"{experiment.name}, {run.folder.name}: evaluate", [stage]) as (done, _):
+                if not done:
+                    with stage.remade() as made:
+                        write_results(study.load(experiment, run).table, files[0])
+                        made += files
         tables = [read_results(run.folder / "results.csv") for _, run in self.runs]
         study.results = pd.concat(tables, ignore_index=True)
         write_results(study.results, study.folder / "results.csv")
@@ -252,18 +261,6 @@ class _Worker:
         keep_text(study.folder / STUDY_FILE, json.dumps({"experiments": parts}, indent=1))
         remember(study.folder / STUDY_FILE)
         study.files.append(study.folder / "results.csv")
-
-    def _evaluation(self, experiment: Experiment, run: Run) -> Stage:
-        groups = {name: source.in_group for name, source in experiment.data.ood.items()}
-        inputs = confidences_stage(experiment, run).inputs
-        inputs |= {"groups": groups, "model": title_of(experiment), "seed": run.seed}
-        made = [run.folder / "results.csv", run.confidences]
-
-        def evaluate() -> list[Path]:
-            write_results(self.study.load(experiment, run).table, made[0])
-            return made
-
-        return Stage("results", run.folder, inputs, outputs=made, make=evaluate)
 
     def files(self, formats: Sequence[str] | None) -> None:
         """Write the tables, the page and, in these formats, the figures."""
@@ -277,8 +274,11 @@ class _Worker:
 
         def make(name: str, write: Callable[[], Iterable[Path]], inputs: dict[str, object]) -> None:
             known = {"results": digest(folder / "results.csv"), "sirc": sirc.__version__, "code": code}
-            stage = Stage(name, folder, known | inputs, make=write)
-            self._make(name, stage)
+            stage = Stage(name, folder, known | inputs)
+            with self.step(name, [stage]) as (done, _):
+                if not done:
+                    with stage.remade() as made:
+                        made += write()
             study.files += stage.made
 
         def draw(formats: Sequence[str]) -> list[Path]:
@@ -292,11 +292,6 @@ class _Worker:
         if formats is not None:
             with _unless_missing(progress):
                 make("figures", lambda: draw(formats), {"formats": list(formats), **shown})
-
-    def _make(self, name: str, stage: Stage) -> None:
-        with self.step(name, [stage]) as (done, _):
-            if not done:
-                stage.remake()
 
 
 @contextmanager
@@ -335,8 +330,7 @@ def save_table(results: pd.DataFrame, folder: PathLike, *, overwrite: bool = Fal
         refuse_existing(study.folder / name, overwrite)  # before any work is done
     file = study.folder / "results.csv"
     write_results(results, file)
-    make = partial(save_tables, results, study.folder, overwrite=True)
-    tables = Stage("tables", study.folder, {"results": digest(file)}, make=make)
-    tables.remake()
-    study.files += [file, *tables.made]
+    with Stage("tables", study.folder, {"results": digest(file)}).remade() as made:
+        made += save_tables(results, study.folder, overwrite=True)
+    study.files += [file, *made]
     return study
