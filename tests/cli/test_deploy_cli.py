@@ -23,7 +23,7 @@ from sirc import SelectiveClassifier
 from sirc.cli import main
 from sirc.cli.production import read_log
 from sirc.errors import StoreError
-from sirc.experiment.choice import outputs_to_choose
+from sirc.experiment.choice import keep_choice, outputs_to_choose
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.stages import check_outputs, extract_run, fit_run, train_run
 from support.interpreters import Interpreter, launched
@@ -553,6 +553,15 @@ def test_the_images_that_choose_the_score_do_not_set_the_threshold(here, command
     chooser = outputs_to_choose(study, study.run(1), "validation")
     store = sirc.OutputStore(study.run(1).store("validation")).load()
     assert torch.equal(chooser.logits, store.logits[rows[::2].sort()[0]])
+
+
+@pytest.mark.slow
+def test_a_chosen_score_is_known_however_it_is_written(here, command):
+    study = Experiment.read("tiny.toml")
+    keep_choice(study.run(1), "select", "sirc( msp,residual)", "test", half=False)
+    code, _, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu")
+    assert code == 0, err
+    assert "the score is `sirc(msp, residual)`, which `sirc select` chose" in err
 
 
 @pytest.mark.slow

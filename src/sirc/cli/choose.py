@@ -15,7 +15,6 @@ from sirc.cli.console import reporting, result
 from sirc.cli.options import (
     CrossfitOption,
     HeadFile,
-    Names,
     OnUnfit,
     OodFiles,
     Quiet,
@@ -80,9 +79,7 @@ def check(
     from sirc.evaluation.premise import check_assumptions
 
     def premise(case: Case) -> Assumptions:
-        named = _fitted(files, case.scorer)
-        chosen = case.scorer.only(named) if named else case.scorer
-        return check_assumptions(chosen, case.id, case.ood, level=level)
+        return check_assumptions(case.scorer, case.id, case.ood, level=level)
 
     _judge("check", runs, files, premise, as_json, quiet)
 
@@ -128,7 +125,6 @@ def select(
             metric=metric,
             by=by,
             relative=not absolute,
-            scores=_fitted(files, case.scorer),
             pool=pool,
             method=method,
             draws=draws,
@@ -160,7 +156,10 @@ def _judge(command: str, runs: list[Path] | None, files: Files, judge: Judge, as
     cases = _of_runs(command, runs, progress) if runs else _of_files(command, files, progress)
     verdicts = []
     for case in cases:
-        verdict = judge(case)
+        named = files.spec or ()
+        if files.on_unfit == "skip":
+            named = [text for text in named if text in case.scorer.specs]
+        verdict = judge(case._replace(scorer=case.scorer.only(named)) if named else case)
         kept = _keep(command, case, verdict, progress)
         if as_json:
             verdicts.append({"model": case.name, **verdict.to_dict()})
@@ -239,13 +238,6 @@ def _of_files(command: str, files: Files, progress: Progress) -> Iterator[Case]:
     unfit = unfit_of(on_unfit, specs)
     fitted = fit(chosen, training, head=layer, crossfit=folds, val=tuning, on_unfit=unfit, progress=progress)
     yield Case(val.stem, fitted, inside, outside)
-
-
-def _fitted(files: Files, scorer: Scorer) -> Names:
-    """The scores that were named, without those that were skipped because they could not be fitted."""
-    if files.spec and files.on_unfit == "skip":
-        return [text for text in files.spec if text in scorer.specs]
-    return files.spec
 
 
 def _numbers(option: str, text: str) -> list[float]:

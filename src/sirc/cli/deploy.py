@@ -406,20 +406,24 @@ def _choose_score(scorer: Scorer, name: str | None, run: Run, progress: Progress
     from sirc.scores import parse
 
     fitted = {str(parse(spec)): spec for spec in scorer.specs}
-    if name is None:
-        choice = latest_choice(run, load_head(run.head)[1])
-        if choice and choice.score in fitted.values():
-            progress.note(f"the score is `{choice.score}`, which `sirc {choice.command}` chose")
-            return choice.score
-        ours = [spec for spec in fitted if spec.startswith("sirc(")]
-        spec = fitted[next(spec for spec in (*_PREFERRED, *ours, *fitted) if spec in fitted)]
-        progress.note(f"the score is `{spec}`, the default; `sirc select` chooses by your α and β")
+
+    def as_fitted(text: str) -> str | None:
+        with contextlib.suppress(ValueError):  # a name that is no spec is not among the run's
+            return fitted.get(str(parse(text)))
+        return None
+
+    if name is not None:
+        if (spec := as_fitted(name)) is None:
+            raise ConfigError(f"`--score` must be one of the run's: {'; '.join(fitted)}; got {quoted(name)}.")
         return spec
-    with contextlib.suppress(ValueError):  # a name that is no spec is not among the run's
-        name = str(parse(name))
-    if name not in fitted:
-        raise ConfigError(f"`--score` must be one of the run's: {'; '.join(fitted)}; got {quoted(name)}.")
-    return fitted[name]
+    choice = latest_choice(run, load_head(run.head)[1])
+    if choice and (spec := as_fitted(choice.score)):
+        progress.note(f"the score is `{spec}`, which `sirc {choice.command}` chose")
+        return spec
+    ours = [spec for spec in fitted if spec.startswith("sirc(")]
+    spec = fitted[next(spec for spec in (*_PREFERRED, *ours, *fitted) if spec in fitted)]
+    progress.note(f"the score is `{spec}`, the default; `sirc select` chooses by your α and β")
+    return spec
 
 
 def _calibration_data(
