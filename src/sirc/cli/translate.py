@@ -16,7 +16,8 @@ from sirc.cli.options import names_of_option, parameters_of
 
 _GONE = "\0"  # stands for code that only works in Python, or not with this command
 _OF_RUNS = ("calibrate", "predict", "try", "export", "plot")  # which open what the TOML of a run names
-_SET, _TOML = "--set", "TOML"  # stand for commands with `--set`, and for these and `_OF_RUNS`
+_SET = "--set"  # stands for the commands that take `--set`
+_TOML = "TOML"  # stands for these and `_OF_RUNS`
 _TABLES = {
     **dict.fromkeys(("crossfit", "on_unfit"), "fit"),
     **dict.fromkeys(("on_error", "dtype"), "extract"),
