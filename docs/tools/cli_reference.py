@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from typer.models import ArgumentInfo, OptionInfo
 
@@ -96,12 +96,14 @@ def _parameters(command: Callable[..., None]) -> Iterator[Parameter]:
 
 def _values(kind: Any) -> tuple[list[str], bool]:
     """Give the values of a type, or a word for them, and whether the parameter takes several."""
-    if isinstance(kind, UnionType):
+    if get_origin(kind) in (Union, UnionType):
         (kind,) = (one for one in get_args(kind) if one is not NoneType)
     if get_origin(kind) is list:
         return _values(*get_args(kind))[0], True
     if get_origin(kind) is tuple:
         return [" ".join(_values(one)[0][0] for one in get_args(kind))], False
+    if get_origin(kind) is Literal:
+        return list(get_args(kind)), False
     return [str(choice) for choice in kind] if issubclass(kind, Enum) else _WORDS[kind.__name__], False
 
 

@@ -231,6 +231,14 @@ def test_an_option_that_would_do_nothing_is_refused(tmp_path, monkeypatch, comma
     assert words in err
 
 
+@pytest.mark.parametrize(("count", "words"), [(0, "there is none. Use `--device cpu`"), (1, "the first is cuda:0")])
+def test_a_gpu_that_is_not_there_is_refused_before_any_work(monkeypatch, command, count, words):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    code, out, err = command("demo", "--device", "cuda:1")
+    assert (code, out) == (2, "")
+    assert f"`--device cuda:1` needs a GPU that this PyTorch can use; {'it can use 1, ' * count}{words}" in err
+
+
 @pytest.mark.slow
 def test_stores_beyond_memory_have_the_results_of_those_in_memory(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)

@@ -21,9 +21,9 @@ from torch.distributed.run import parse_args
 import sirc
 from sirc import SelectiveClassifier
 from sirc.cli import main
-from sirc.cli.production import read_confidences
+from sirc.cli.production import read_log
 from sirc.errors import StoreError
-from sirc.experiment.choice import outputs_to_choose
+from sirc.experiment.choice import keep_choice, outputs_to_choose
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.stages import check_outputs, extract_run, fit_run, train_run
 from support.interpreters import Interpreter, launched
@@ -353,7 +353,7 @@ def test_without_the_training_images_only_the_names_are_missing(here, command):
     code, _, err = command("calibrate", "runs/tiny", "--seed", 1, "--recall", 0.9)
     assert code == 0, err
     assert "without names of classes" in err
-    assert '`data.root = "…"` in the TOML' in err
+    assert '`data.root = "…"` or `data.train.path = "…"` in the TOML' in err
     assert SelectiveClassifier.load("selective.safetensors", _network(1)).classes is None
 
 
@@ -435,7 +435,7 @@ def test_confidences_that_are_none_are_refused(here, command):
             1,
             "must hold plain numbers, those of `--column confidence`: could not convert string to float: 'high'",
         ),
-        ("other.csv", 1, "columns expected but not found: ['confidence']"),
+        ("other.csv", 2, "`--column` must be one of 'other.csv', score; got 'confidence'"),
         ("empty.csv", 1, "No columns to parse"),
         ("no.txt", 2, "must be a .parquet, .csv, .npy or .npz file"),
         ("none.csv", 1, "there is no file"),
@@ -453,7 +453,7 @@ def test_confidences_that_are_none_are_refused(here, command):
         assert err.count(name) <= 1
     assert command(*call, "words.csv", "--delta", "2")[0] == 2
     Path("commas.csv").write_text("confidence,time\n0.1,7,\n0.2,8,\n", encoding="utf-8")
-    assert read_confidences(Path("commas.csv"), "confidence")[0].tolist() == [0.1, 0.2]
+    assert read_log(Path("commas.csv"), "confidence").values.tolist() == [0.1, 0.2]
 
 
 @pytest.mark.parametrize("name", ["calibrate", "predict", "export", "serve", "monitor"])
@@ -553,6 +553,15 @@ def test_the_images_that_choose_the_score_do_not_set_the_threshold(here, command
     chooser = outputs_to_choose(study, study.run(1), "validation")
     store = sirc.OutputStore(study.run(1).store("validation")).load()
     assert torch.equal(chooser.logits, store.logits[rows[::2].sort()[0]])
+
+
+@pytest.mark.slow
+def test_a_chosen_score_is_known_however_it_is_written(here, command):
+    study = Experiment.read("tiny.toml")
+    keep_choice(study.run(1), "select", "sirc( msp,residual)", "test", half=False)
+    code, _, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu")
+    assert code == 0, err
+    assert "the score is `sirc(msp, residual)`, which `sirc select` chose" in err
 
 
 @pytest.mark.slow

@@ -17,8 +17,9 @@ import sirc
 from sirc._utils.files import atomic_write
 from sirc._utils.warn import warn
 from sirc.cli import COMMANDS, app, data
-from sirc.cli.endings import _GO_ON, _TABLES, _options, ending, in_options, what_stays
+from sirc.cli.endings import _GO_ON, ending, what_stays
 from sirc.cli.options import note_test_images
+from sirc.cli.translate import _NAMED, _TABLES, _options, in_options
 from sirc.experiment.config import Extract, Fit, Model
 from sirc.progress import Log
 
@@ -51,6 +52,7 @@ def options_of(name):
 @pytest.mark.parametrize("name", NAMED)
 def test_errors_name_options_as_the_command_has_them(name):
     assert {option for option, _ in _options(NAMED[name]).values()} <= options_of(name)
+    assert _options(NAMED[name]).keys() >= set(_NAMED.get(name, ()))
 
 
 def test_every_command_that_an_error_or_a_page_names_has_the_options_it_names():
@@ -91,7 +93,7 @@ def test_no_error_names_an_argument_of_python_or_a_toml_to_a_command_that_has_no
                 assert not PYTHON.search(words), (path, name, words)
             if name not in MAKERS:
                 assert "`--set " not in words or words == text, (path, name, words)
-            if name not in MAKERS | {"calibrate", "predict", "export", "plot"} and "TOML" not in text:
+            if name not in MAKERS | {"calibrate", "predict", "try", "export", "plot"} and "TOML" not in text:
                 assert not re.search(r"TOML|`data\.", words), (path, name, words)
             for option in re.findall(r"(?<!\S)`(--[a-z][a-z-]*)", words):
                 assert option in options_of(name) or option in text, (path, name, words)
@@ -143,7 +145,7 @@ WORDS = [
     ("The model has 3: pass `num_classes=4`.", {"run": "The model has 3: pass `--set model.num_classes=4`."}),
     (
         "The model has 3: pass `num_classes=4`.",
-        {"predict": "The model has 3: pass `model.num_classes = 4` in the TOML."},
+        dict.fromkeys(("predict", "try"), "The model has 3: pass `model.num_classes = 4` in the TOML."),
     ),
     ("The model has 3: pass `num_classes=4`.", {"guard": "The model has 3."}),
     (
@@ -162,10 +164,17 @@ WORDS = [
     ("Give `labels`; in Python `Outputs(logits, features, labels)`", {"evaluate": "Give `labels`"}),
     ("say where: `--set data.root=…`.", {"extract": "say where: `--set data.root=…`."}),
     ("say where: `--set data.root=…`.", {"calibrate": 'say where: `data.root = "…"` in the TOML.'}),
+    (
+        "where: `--set data.root=…` or `--set data.test.path=…`.",
+        {"plot": 'where: `data.root = "…"` or `data.test.path = "…"` in the TOML.'},
+    ),
     ("Pass `relative=False`", {"select": "Pass `--absolute`"}),
     ("with `spill`, `test` must have labels", {"evaluate": "with `--spill`, `--id` must have labels"}),
-    ("`ood['far']` must be a store", {"evaluate": "`--ood far=…` must be a store"}),
-    ("Pass more rows as `val`", {"guard": "Pass more rows as VAL"}),
+    ("`ood['far']` must be a store", dict.fromkeys(("evaluate", "check"), "`--ood far=…` must be a store")),
+    ('`ood["it\'s"]` must be a store', {"evaluate": "`--ood it's=…` must be a store"}),
+    ("Pass more rows as `val`", {"guard": "Pass more rows as VAL", "select": "Pass more rows as `val`"}),
+    ("`level` must lie between 0 and 1", dict.fromkeys(("check", "select"), "`--level` must lie between 0 and 1")),
+    ("`classes` must name each class once", {"guard": "`--classes` must name each class once"}),
     ("or `delta=None`, or `delta=0.1`", dict.fromkeys(("guard", "calibrate"), "or `--plain`, or `--delta 0.1`")),
     (
         "Pass `preprocess=…`, or `sirc.models.preprocess_of(…)`",

@@ -128,7 +128,7 @@ def test_images_are_normalised_as_the_weights_were_trained(here, command):
         (("guard", NETWORK, "train", "nowhere"), "the folder 'nowhere' is not there"),
         (("guard", NETWORK, "train", "val", "--recall", 0.99), "needs at least 299 ID✓ rows; got 60"),
         (("guard", NETWORK, "train", "val", "--out", "weights.safetensors"), "Pass `--overwrite` to replace it"),
-        (("guard", NETWORK, "train", "val", "--classes", "two.txt"), "`classes` must name every class folder"),
+        (("guard", NETWORK, "train", "val", "--classes", "two.txt"), "`--classes` must name every class folder"),
         (("guard", NETWORK, "train", "val", "--head", "fd", "--resize", 12, "--crop", 12), "Did you mean `fc`"),
         (("predict", "new", "--model", "weights.safetensors", "--run", NETWORK), "is not a saved selective classifier"),
         (("predict", "new", "--model", "model.onnx", "--run", NETWORK), "`sirc predict FOLDER --onnx model.onnx`"),

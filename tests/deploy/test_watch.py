@@ -348,7 +348,7 @@ def test_the_command_reads_the_log_of_a_service(graph, tmp_path, monkeypatch, co
     Path("junk.parquet").write_text("junk", encoding="utf-8")
     Path("empty.parquet").mkdir()
     for name, more, code, words in (
-        ("none.parquet", (), 1, "there is neither a file nor a folder 'none.parquet'"),
+        ("none.parquet", (), 1, "there is no file 'none.parquet'"),
         ("junk.parquet", (), 1, "'junk.parquet' must hold plain numbers"),
         ("empty.parquet", (), 2, "'empty.parquet' is an empty folder"),
         ("one.parquet", ("--column", "score"), 2, "`--column` must be one of 'one.parquet', time, request"),

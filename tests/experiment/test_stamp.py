@@ -9,16 +9,19 @@ from sirc.experiment.stamp import Stage, folder_digest
 
 @pytest.fixture
 def stage(tmp_path):
-    """A stage that writes its input into a file."""
+    """A stage that `remake` does."""
 
     def make(text="a", **options):
-        def write():
-            (tmp_path / "out.txt").write_text(text, encoding="utf-8")
-            return [tmp_path / "out.txt"]
-
-        return Stage("copy", tmp_path, {"text": text, "pair": (1, 2)}, make=write, **options)
+        return Stage("copy", tmp_path, {"text": text, "pair": (1, 2)}, **options)
 
     return make
+
+
+def remake(stage):
+    """Write the input of a stage into a file."""
+    with stage.remade() as made:
+        made.append(stage.folder / "out.txt")
+        made[0].write_text(stage.inputs["text"], encoding="utf-8")
 
 
 def test_a_stage_is_done_once(stage, tmp_path):
@@ -26,24 +29,24 @@ def test_a_stage_is_done_once(stage, tmp_path):
     assert not one.is_done()
     assert not one.is_stale()
     assert (one.inputs_before, one.made) == (None, [])
-    one.run()
+    remake(one)
     assert stage().is_done()
     assert not stage().is_stale()
     assert one.made == [tmp_path / "out.txt"]
 
 
 def test_other_inputs_make_it_stale(stage):
-    stage("a").run()
+    remake(stage("a"))
     other = stage("b")
     assert other.is_stale()
     assert not other.is_done()
-    other.run()
+    remake(other)
     assert stage("b").is_done()
     assert stage("a").is_stale()
 
 
 def test_a_changed_or_lost_file_is_made_again(stage, tmp_path):
-    stage().run()
+    remake(stage())
     (tmp_path / "out.txt").write_text("changed", encoding="utf-8")
     assert not stage().is_done()
     assert not stage().is_stale()
@@ -52,19 +55,16 @@ def test_a_changed_or_lost_file_is_made_again(stage, tmp_path):
 
 
 def test_a_stage_that_is_killed_halfway_is_not_done(stage, tmp_path):
-    stage().run()
+    remake(stage())
 
-    def killed():
+    with pytest.raises(KeyboardInterrupt), stage().remade():
         raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Stage("copy", tmp_path, stage().inputs, make=killed).run()
     assert (tmp_path / "out.txt").exists()
     assert not stage().is_done()
 
 
 def test_outputs_must_be_there_even_if_the_stamp_does_not_know_them(stage, tmp_path):
-    stage().run()
+    remake(stage())
     assert not stage(outputs=[tmp_path / "other"]).is_done()
     (tmp_path / "other").touch()
     assert stage(outputs=[tmp_path / "other"]).is_done()
@@ -78,7 +78,7 @@ def test_outputs_must_be_there_even_if_the_stamp_does_not_know_them(stage, tmp_p
     + [json.dumps({"inputs": {}, "made": {path: ""}}) for path in ("../other.txt", "/etc/hostname", "a/../../b", "\0")],
 )
 def test_a_damaged_stamp_is_none(stage, tmp_path, stamp):
-    stage().run()
+    remake(stage())
     (tmp_path / ".made-from" / "copy.json").write_text(stamp, encoding="utf-8")
     assert not stage().is_stamped
     assert not stage().is_done()
@@ -92,7 +92,7 @@ def test_what_outputs_say_of_themselves_counts(stage, tmp_path):
     (tmp_path / "note.json").write_text(json.dumps(stage().inputs), encoding="utf-8")
     assert stage(recorded=recorded).is_done()
     assert stage("b", recorded=recorded).is_stale()
-    stage("b").run()
+    remake(stage("b"))
     assert stage("b", recorded=recorded).is_done()
 
 

@@ -478,6 +478,17 @@ def test_findings_are_those_of_the_paired_differences(arrays):
     assert "different scores have the lowest AURR" in change.measured
 
 
+def test_of_scores_that_always_tie_the_same_one_is_best_everywhere():
+    rng = np.random.default_rng(0)
+    inside, correct, outside = rng.normal(size=60), rng.random(60) < 0.8, rng.normal(size=40) - 0.5
+    names = ("msp", "doctor", "entropy")
+    evaluation = sirc.evaluate(dict.fromkeys(names, (inside, correct)), ood={"far": dict.fromkeys(names, outside)})
+    (change,) = findings([RunResults("model", 0, evaluation, ood={"far": None})], draws=5)
+    assert change.measured.startswith("1 to 1 different scores")
+    assert change.verdict == "does not hold"
+    assert findings([]) == []
+
+
 def test_a_finding_holds_only_where_nothing_is_open():
     def verdict(sure, against, unsure):
         return Finding("claim", "", sure, against, unsure, pd.DataFrame()).verdict

@@ -21,7 +21,7 @@ from sirc import __version__
 from sirc.cli import choose, data, deploy, prepare, production, results
 from sirc.cli.console import say
 from sirc.cli.endings import INTERRUPTED, ending
-from sirc.cli.options import with_imports
+from sirc.cli.options import with_options
 
 __all__ = ["main"]
 
@@ -64,7 +64,7 @@ app = typer.Typer(
 )
 for panel, commands in COMMANDS.items():
     for command in commands:
-        app.command(rich_help_panel=panel)(ending(command if command in NO_SCORES else with_imports(command)))
+        app.command(rich_help_panel=panel)(ending(with_options(command, imports=command not in NO_SCORES)))
 app.add_typer(data.app, name="data", rich_help_panel="Datasets")
 
 

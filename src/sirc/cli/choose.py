@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 from typer import Argument, Option
@@ -16,8 +15,6 @@ from sirc.cli.console import reporting, result
 from sirc.cli.options import (
     CrossfitOption,
     HeadFile,
-    Names,
-    OnErrorChoice,
     OnUnfit,
     OodFiles,
     Quiet,
@@ -43,23 +40,29 @@ if TYPE_CHECKING:
 Stored = Annotated[list[Path] | None, Argument(metavar="RUN", help="Folders that `sirc run` or `sirc demo` made.")]
 ValFile = Annotated[Path | None, Option(help="Labelled ID outputs that nothing was fitted on.")]
 Judge = Callable[["Case"], "Assumptions | Choice"]
-By = StrEnum("By", ["worst", "average"])
-Pool = StrEnum("Pool", ["datasets", "samples"])
-Method = StrEnum("Method", ["auto", "bootstrap"])
+By = Literal["worst", "average"]
+Pool = Literal["datasets", "samples"]
+Method = Literal["auto", "bootstrap"]
 ScorerFile = Annotated[Path | None, Option(help="Instead of `--train`: a fitted scorer, as `scorer.save` writes it.")]
 
 
+class Files(NamedTuple):
+    """The options with which a user brings arrays, and how a scorer is fitted on them."""
+
+    val: ValFile = None
+    train: TrainFile = None
+    tune: TuningFile = None
+    scorer: ScorerFile = None
+    ood: OodFiles = None
+    head: HeadFile = None
+    spec: Specs = None
+    crossfit: CrossfitOption = None
+    on_unfit: OnUnfit = None
+
+
 def check(
+    files: Files,
     runs: Stored = None,
-    val: ValFile = None,
-    train: TrainFile = None,
-    tune: TuningFile = None,
-    scorer: ScorerFile = None,
-    ood: OodFiles = None,
-    head: HeadFile = None,
-    spec: Specs = None,
-    crossfit: CrossfitOption = None,
-    on_unfit: OnUnfit = None,
     level: Annotated[float, Option(help="The level of the intervals.")] = 0.95,
     as_json: Annotated[bool, Option("--json", help="Print JSON: a list with one report for each model.")] = False,
     quiet: Quiet = False,
@@ -76,32 +79,21 @@ def check(
     from sirc.evaluation.premise import check_assumptions
 
     def premise(case: Case) -> Assumptions:
-        named = _fitted(spec, case.scorer, on_unfit)
-        chosen = case.scorer.only(named) if named else case.scorer
-        return check_assumptions(chosen, case.id, case.ood, level=level)
+        return check_assumptions(case.scorer, case.id, case.ood, level=level)
 
-    files = Files(val, train, tune, scorer, ood, head, crossfit, on_unfit)
-    _judge("check", runs, files, spec, premise, as_json, quiet)
+    _judge("check", runs, files, premise, as_json, quiet)
 
 
 def select(
+    files: Files,
     runs: Stored = None,
-    val: ValFile = None,
-    train: TrainFile = None,
-    tune: TuningFile = None,
-    scorer: ScorerFile = None,
-    ood: OodFiles = None,
-    head: HeadFile = None,
-    spec: Specs = None,
-    crossfit: CrossfitOption = None,
-    on_unfit: OnUnfit = None,
     alpha: Annotated[str, Option(metavar="LOW,HIGH", help="The share of ID input: a range or a number.")] = "0.1,0.9",
     beta: Annotated[str, Option(metavar="LOW,HIGH", help="The cost of accepting ID✗; of OOD, 1 − β.")] = "0.1,0.9",
     metric: Annotated[str, Option(help="A metric of the mixture, such as `aurr`, `aurc` or `risk@95`.")] = "aurr",
-    by: Annotated[By, Option(help="`worst` or `average` regret over the range.")] = By.worst,
+    by: Annotated[By, Option(help="`worst` or `average` regret over the range.")] = "worst",
     absolute: Annotated[bool, Option("--absolute", help="Absolute regret, not relative to the best score.")] = False,
-    pool: Annotated[Pool, Option(help="What has equal weight in OOD data: `datasets` or `samples`.")] = Pool.datasets,
-    method: Annotated[Method, Option(help="Of the intervals: `auto` resamples only where it must.")] = Method.auto,
+    pool: Annotated[Pool, Option(help="What has equal weight in OOD data: `datasets` or `samples`.")] = "datasets",
+    method: Annotated[Method, Option(help="Of the intervals: `auto` resamples only where it must.")] = "auto",
     draws: Annotated[int, Option(help="Random draws for the intervals.")] = 1000,
     level: Annotated[float, Option(help="The level of the intervals, and of a lead.")] = 0.95,
     seed: Annotated[int, Option(help="The seed of the draws.")] = 0,
@@ -131,31 +123,16 @@ def select(
             alpha=alphas,
             beta=betas,
             metric=metric,
-            by="average" if by is By.average else "worst",
+            by=by,
             relative=not absolute,
-            scores=_fitted(spec, case.scorer, on_unfit),
-            pool="samples" if pool is Pool.samples else "datasets",
-            method="bootstrap" if method is Method.bootstrap else "auto",
+            pool=pool,
+            method=method,
             draws=draws,
             level=level,
             seed=seed,
         )
 
-    files = Files(val, train, tune, scorer, ood, head, crossfit, on_unfit)
-    _judge("select", runs, files, spec, choice, as_json, quiet)
-
-
-class Files(NamedTuple):
-    """The options with which a user brings arrays, and how a scorer is fitted on them."""
-
-    val: Path | None
-    train: Path | None
-    tune: Path | None
-    scorer: Path | None
-    ood: Names
-    head: Path | None
-    crossfit: str | None
-    on_unfit: OnErrorChoice | None
+    _judge("select", runs, files, choice, as_json, quiet)
 
 
 class Case(NamedTuple):
@@ -169,19 +146,20 @@ class Case(NamedTuple):
     images: str = ""
 
 
-def _judge(
-    command: str, runs: list[Path] | None, files: Files, specs: Names, judge: Judge, as_json: bool, quiet: bool
-) -> None:
+def _judge(command: str, runs: list[Path] | None, files: Files, judge: Judge, as_json: bool, quiet: bool) -> None:
     """Print the verdict on each model as soon as it is known, or all of them as one JSON list."""
     if bool(runs) == (files.val is not None):
         raise ConfigError(f"`sirc {command}` is for RUN folders or for arrays, `--val VAL.npz`: give one of the two.")
-    if runs and any(files):
+    if runs and any(files._replace(spec=None)):
         raise ConfigError("RUN folders have their own scorer, head and OOD sets; leave these options to `--val`.")
     progress = reporting(quiet)
-    cases = _of_runs(command, runs, progress) if runs else _of_files(command, files, specs, progress)
+    cases = _of_runs(command, runs, progress) if runs else _of_files(command, files, progress)
     verdicts = []
     for case in cases:
-        verdict = judge(case)
+        named = files.spec or ()
+        if files.on_unfit == "skip":
+            named = [text for text in named if text in case.scorer.specs]
+        verdict = judge(case._replace(scorer=case.scorer.only(named)) if named else case)
         kept = _keep(command, case, verdict, progress)
         if as_json:
             verdicts.append({"model": case.name, **verdict.to_dict()})
@@ -229,12 +207,12 @@ def _of_runs(command: str, folders: list[Path], progress: Progress) -> Iterator[
             yield Case(title, Scorer.load(run.scorer), inside, {**ood}, run, name)
 
 
-def _of_files(command: str, files: Files, specs: Names, progress: Progress) -> Iterator[Case]:
+def _of_files(command: str, files: Files, progress: Progress) -> Iterator[Case]:
     """Read the files, and load a scorer or fit one; by default all scores of the paper (to check: SIRC's) it can."""
     from sirc.experiment import arrays
     from sirc.scores import Needs, Scorer, fit
 
-    val, train, tune, scorer, ood, head, crossfit, on_unfit = files
+    val, train, tune, scorer, ood, head, specs, crossfit, on_unfit = files
     if (train is None) == (scorer is None):
         raise ConfigError("`--val` needs a scorer: give either `--train TRAIN.npz` to fit one, or `--scorer FILE`.")
     if train is None:
@@ -260,11 +238,6 @@ def _of_files(command: str, files: Files, specs: Names, progress: Progress) -> I
     unfit = unfit_of(on_unfit, specs)
     fitted = fit(chosen, training, head=layer, crossfit=folds, val=tuning, on_unfit=unfit, progress=progress)
     yield Case(val.stem, fitted, inside, outside)
-
-
-def _fitted(specs: Names, scorer: Scorer, on_unfit: OnErrorChoice | None) -> Names:
-    """The scores that were named, without those that were skipped because they could not be fitted."""
-    return [text for text in specs if text in scorer.specs] if specs and on_unfit is OnErrorChoice.skip else specs
 
 
 def _numbers(option: str, text: str) -> list[float]:

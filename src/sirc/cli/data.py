@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from sirc.data import PublicDataset
 
-Sort = StrEnum("Sort", ["name", "natural"])
+Sort = Literal["name", "natural"]
 COLONOSCOPY = "http://www.depeca.uah.es/colonoscopy_dataset"
 
 app = typer.Typer(
@@ -114,11 +113,10 @@ def _table_of(datasets: Sequence[PublicDataset]) -> Table:
 
 
 def size_text(size: int | None) -> str:
-    """A number of bytes for people: 625 MB."""
-    if size is None:
-        return "unknown size"
-    unit, name = next(((u, n) for u, n in ((10**9, "GB"), (10**6, "MB")) if size >= u), (10**3, "kB"))
-    return f"{size / unit:.{0 if size >= 10 * unit else 1}f} {name}"
+    """A number of bytes for people: 625.0 MB."""
+    from rich.filesize import decimal
+
+    return "unknown size" if size is None else decimal(size)
 
 
 @app.command()
@@ -127,7 +125,7 @@ def check(
     name: Annotated[str, Argument(help="A benchmark (`sirc data list`), `folder`, or `list`.")],
     path: Annotated[Path, Argument(help="Where its files are.")],
     split: Annotated[str | None, Option(help="Only `train` or only `test`.")] = None,
-    sort: Annotated[Sort, Option(help="For a `folder`: the order of classes; `natural` is 2 before 10.")] = Sort.name,
+    sort: Annotated[Sort, Option(help="For a `folder`: the order of classes; `natural` is 2 before 10.")] = "name",
     classes: Annotated[Path | None, Option(help="For a `folder`: a text file with its classes in order.")] = None,
     decode: Annotated[bool, Option("--decode", help="Read every image, and name the broken ones.")] = False,
     workers: Annotated[int, Option(help="Processes that read images.", min=0)] = 0,
@@ -144,9 +142,8 @@ def check(
     if name not in known_names:
         raise ConfigError(f"NAME must be one of {', '.join(known_names)}; got {quoted(name)}.")
     names = None if classes is None else class_names(Source("folder", str(path), classes=str(classes)), Path())
-    order: Literal["name", "natural"] = "natural" if sort is Sort.natural else "name"
     report = check_data(
-        name, path, split=split, sort=order, classes=names, decode=decode, workers=workers, progress=reporting(quiet)
+        name, path, split=split, sort=sort, classes=names, decode=decode, workers=workers, progress=reporting(quiet)
     )
     result(str(report))
     if not report.ok:
@@ -162,7 +159,7 @@ def noise(
     overwrite: Annotated[bool, Option("--overwrite", help="Replace noise of another seed or count.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write the paper's Noise images as PNG files. The same command resumes a stopped run.
+    """Write the paper's Noise images as PNG files. The same command resumes a stopped one.
 
     Experiments need no files: `dataset = "noise"` makes the same images on the fly.
 
@@ -182,7 +179,7 @@ def colonoscopy(
     base: Annotated[str, Option(help="The address to fetch from.")] = COLONOSCOPY,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch the colonoscopy videos and write every frame as an image. The same command resumes a stopped run.
+    """Fetch the colonoscopy videos and write every frame as an image. The same command resumes a stopped one.
 
     Example: `sirc data colonoscopy data/colonoscopy`
     """

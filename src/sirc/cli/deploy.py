@@ -6,7 +6,6 @@ import contextlib
 import math
 import threading
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,10 +14,8 @@ from typer import Argument, Option
 
 from sirc._utils.text import quoted
 from sirc.cli.console import is_main, open_page, result, say
-from sirc.cli.endings import in_options
 from sirc.cli.options import (
     Device,
-    OnErrorChoice,
     OnErrorOption,
     OodFiles,
     Overwrite,
@@ -32,6 +29,7 @@ from sirc.cli.options import (
     refuse_unused,
     runs_of_seeds,
 )
+from sirc.cli.translate import in_options
 from sirc.errors import ConfigError, OnError
 
 if TYPE_CHECKING:
@@ -120,7 +118,7 @@ def guard(
             model, train, val, recall=recall, risk=risk, delta=None if plain else delta, score=score, head=head,
             classes=names,
             preprocess={name: value for name, value in preparation.items() if value} or None, path=path,
-            batch_size=batch_size, workers=workers, device=where, on_error="skip" if on_error == "skip" else "stop",
+            batch_size=batch_size, workers=workers, device=where, on_error=on_error or "stop",
             overwrite=overwrite, progress=progress,
         )  # fmt: skip
         if is_main():
@@ -168,7 +166,7 @@ def calibrate(
     if alpha is None:
         refuse_unused("for the least cost, give `--alpha` too", beta=beta, reject_cost=reject_cost, ood=ood)
     else:
-        refuse_unused("the least cost, of `--alpha`, has no promise", delta=delta, plain=plain or None)
+        refuse_unused("the least cost, of `--alpha`, has no promise", delta=delta, plain=plain)
     goal = _goal({"recall": recall, "coverage": coverage, "risk": risk}, delta, plain, alpha, beta, reject_cost)
     study, runs = _find_runs(run, seed, trust)
     if len(runs) > 1:
@@ -269,7 +267,7 @@ def predict(
 
     The reason of a rejection is `softmax`, or the S2 that lowered the confidence; a graph that an earlier version
     exported says only `rejected`. An image that cannot be read has its error in the table and is not accepted. The same
-    command resumes a stopped run.
+    command resumes a stopped one.
 
     Example: `sirc predict photos --model selective.safetensors --run runs/resnet50_imagenet200 --out decisions.csv`
 
@@ -282,7 +280,7 @@ def predict(
         raise ConfigError("give either `--model FILE --run RUN`, or `--onnx FILE`.")
     if onnx is not None:
         elsewhere = None if device in ("auto", "cpu") else device
-        refuse_unused("a graph is whole, and runs on the CPU", seed=seed, trust=trust or None, device=elsewhere)
+        refuse_unused("a graph is whole, and runs on the CPU", seed=seed, trust=trust, device=elsewhere)
     from sirc._utils.files import refuse_existing
     from sirc.deploy import predict_folder
 
@@ -290,8 +288,15 @@ def predict(
     with on_device(device, quiet) as (where, progress):
         classifier = onnx if model is None or run is None else _load_selective(model, run, seed, trust)[0].to(where)
         assert classifier is not None
-        predict = partial(predict_folder, classifier, folder, path=out, overwrite=overwrite)
-        table = predict(batch_size=batch_size, workers=workers, progress=progress)
+        table = predict_folder(
+            classifier,
+            folder,
+            path=out,
+            overwrite=overwrite,
+            batch_size=batch_size,
+            workers=workers,
+            progress=progress,
+        )
         result(_summary(table))
         result(str(out))
 
@@ -401,20 +406,24 @@ def _choose_score(scorer: Scorer, name: str | None, run: Run, progress: Progress
     from sirc.scores import parse
 
     fitted = {str(parse(spec)): spec for spec in scorer.specs}
-    if name is None:
-        choice = latest_choice(run, load_head(run.head)[1])
-        if choice and choice.score in fitted.values():
-            progress.note(f"the score is `{choice.score}`, which `sirc {choice.command}` chose")
-            return choice.score
-        ours = [spec for spec in fitted if spec.startswith("sirc(")]
-        spec = fitted[next(spec for spec in (*_PREFERRED, *ours, *fitted) if spec in fitted)]
-        progress.note(f"the score is `{spec}`, the default; `sirc select` chooses by your α and β")
+
+    def as_fitted(text: str) -> str | None:
+        with contextlib.suppress(ValueError):  # a name that is no spec is not among the run's
+            return fitted.get(str(parse(text)))
+        return None
+
+    if name is not None:
+        if (spec := as_fitted(name)) is None:
+            raise ConfigError(f"`--score` must be one of the run's: {'; '.join(fitted)}; got {quoted(name)}.")
         return spec
-    with contextlib.suppress(ValueError):  # a name that is no spec is not among the run's
-        name = str(parse(name))
-    if name not in fitted:
-        raise ConfigError(f"`--score` must be one of the run's: {'; '.join(fitted)}; got {quoted(name)}.")
-    return fitted[name]
+    choice = latest_choice(run, load_head(run.head)[1])
+    if choice and (spec := as_fitted(choice.score)):
+        progress.note(f"the score is `{spec}`, which `sirc {choice.command}` chose")
+        return spec
+    ours = [spec for spec in fitted if spec.startswith("sirc(")]
+    spec = fitted[next(spec for spec in (*_PREFERRED, *ours, *fitted) if spec in fitted)]
+    progress.note(f"the score is `{spec}`, the default; `sirc select` chooses by your α and β")
+    return spec
 
 
 def _calibration_data(
@@ -423,7 +432,7 @@ def _calibration_data(
     val: Path | None,
     model: nn.Module,
     device: torch.device,
-    on_error: OnErrorChoice | None,
+    on_error: OnError | None,
     progress: Progress,
 ) -> tuple[Outputs | OutputStore, Tensor | None]:
     """The outputs that set the threshold, of a file, of validation or at worst of test images, and which rows do."""
@@ -439,8 +448,7 @@ def _calibration_data(
     except FileNotFoundError:
         if name == "test":
             raise
-        how: OnError | None = on_error.value if on_error else None
-        extract_run(study, run, [name], device=device, on_error=how, overwrite="unfinished", progress=progress)
+        extract_run(study, run, [name], device=device, on_error=on_error, overwrite="unfinished", progress=progress)
     if name == "test":
         note_test_images(study, "set the threshold", progress)
     store = OutputStore(run.store(name))
@@ -493,7 +501,7 @@ def _load_selective(
 
     is_run = (folder / FILE).exists()  # which is asked to be trusted, whatever else lies there
     if (":" in str(folder) and not folder.exists()) or ((folder / "config.json").is_file() and not is_run):
-        refuse_unused("they are for the folder of a run, and this is a network", seed=seed, trust=trust or None)
+        refuse_unused("they are for the folder of a run, and this is a network", seed=seed, trust=trust)
         return load_guard(path, str(folder)), None
     wanted = read(path)[0].get("model")
     study, runs = _find_runs(folder, seed, trust)

@@ -26,16 +26,7 @@ if TYPE_CHECKING:
 
 
 Names = list[str] | None
-FigureFormat = StrEnum("FigureFormat", ["pdf", "svg", "png"])
-
-
-class OnErrorChoice(StrEnum):
-    """Reactions to an image that cannot be read, or to a score that cannot be fitted."""
-
-    stop = "stop"
-    skip = "skip"
-
-
+FigureFormat = StrEnum("FigureFormat", ["pdf", "svg", "png"])  # typer takes no list of a `Literal`
 Device = Annotated[str, Option(help="`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, …")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Delete earlier results, and start again.")]
 Replace = Annotated[bool, Option("--overwrite", help="Replace the file.")]
@@ -48,31 +39,44 @@ TrainFile = Annotated[Path | None, Option(help="ID training outputs; may hold `h
 TuningFile = Annotated[Path | None, Option(help="Other labelled ID outputs, to tune scores such as `tempered_msp` on.")]
 OodFiles = Annotated[Names, Option("--ood", metavar="NAME=PATH", help="OOD outputs; repeat for several.")]
 Specs = Annotated[Names, Option("--score", metavar="SPEC", help="`msp`, `sirc(msp, l1)`, …; repeat. Default: all.")]
-OnUnfit = Annotated[OnErrorChoice | None, Option(help="If a score cannot be fitted: `stop`, or `skip` it.")]
+OnUnfit = Annotated[OnError | None, Option(help="If a score cannot be fitted: `stop`, or `skip` it.")]
 CrossfitOption = Annotated[str | None, Option(help="0 (in sample), a number of folds, or `auto`. Default: `auto`.")]
-OnErrorOption = Annotated[OnErrorChoice | None, Option(help="At an unreadable image: `stop`, or `skip` and count it.")]
+OnErrorOption = Annotated[OnError | None, Option(help="At an unreadable image: `stop`, or `skip` and count it.")]
 Imports = Annotated[
     Names, Option("--import", metavar="MODULE", help="Import a module that registers scores or metrics; repeat.")
 ]
 HeadFile = Annotated[Path | None, Option(help="A file with the `weight` and `bias` of the last layer.")]
 
 
-def with_imports(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--import MODULE` to a command: modules that register scores or metrics are imported first."""
+def with_options(command: Callable[..., None], *, imports: bool) -> Callable[..., None]:
+    """Give a command an option for each field of its groups; and `--import MODULE`, to register scores or metrics."""
+    groups = {name: kind for name, kind in get_type_hints(command).items() if hasattr(kind, "_fields")}
 
     @wraps(command)
-    def importing(*args: object, import_: Names = None, **options: object) -> None:
+    def called(import_: Names = None, **options: object) -> None:
         for name in import_ or ():
             import_module(name)
-        command(*args, **options)
+        for name, kind in groups.items():
+            options[name] = kind(**{field: options.pop(field) for field in kind._fields})
+        command(**options)
 
-    hints = get_type_hints(command, include_extras=True) | {"import_": Imports}
-    given = [*inspect.signature(command).parameters.values()]
-    given.append(inspect.Parameter("import_", inspect.Parameter.KEYWORD_ONLY, default=None))
-    typed = [parameter.replace(annotation=hints[parameter.name]) for parameter in given]
-    importing.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined]
-    importing.__annotations__ = hints
-    return importing
+    parameters = parameters_of(command)
+    if imports:
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter("import_", keyword, default=None, annotation=Imports))
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return called
+
+
+def parameters_of(command: Callable[..., object]) -> list[inspect.Parameter]:
+    """The parameters of a command with their types; a group, which is a `NamedTuple`, is replaced by its fields."""
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        kind = hints[parameter.name]
+        parameters += parameters_of(kind) if hasattr(kind, "_fields") else [parameter.replace(annotation=kind)]
+    return parameters
 
 
 def names_of_option(parameter: str, info: OptionInfo) -> list[str]:
@@ -104,17 +108,19 @@ def folds_of(crossfit: str | None) -> Literal["auto"] | int:
     return int(crossfit)
 
 
-def unfit_of(on_unfit: OnErrorChoice | None, specs: Names) -> OnError:
+def unfit_of(on_unfit: OnError | None, specs: Names) -> OnError:
     """Read `--on-unfit`: by default named scores must all be fitted, and others are skipped if they cannot be."""
-    if not specs and on_unfit is OnErrorChoice.stop:
+    if not specs and on_unfit == "stop":
         raise ConfigError("`--on-unfit stop` is for scores that `--score` names; others are left out, with a warning.")
-    return on_unfit.value if on_unfit else "stop" if specs else "skip"
+    return on_unfit or ("stop" if specs else "skip")
 
 
 def refuse_unused(why: str, **options: object) -> None:
     """Refuse options that were given but would do nothing; `why` gives the reason, and the way out."""
-    if given := [f"`--{name.replace('_', '-')}`" for name, value in options.items() if value is not None]:
-        raise ConfigError(f"{listed(given)} would do nothing: {why}.")
+    given = [name for name, value in options.items() if value is not None and value is not False]
+    if given:
+        names = listed([f"`--{name.replace('_', '-')}`" for name in given])
+        raise ConfigError(f"{names} would do nothing: {why}.")
 
 
 def has_begun(table: Path) -> bool:
@@ -172,10 +178,9 @@ def on_device(device: str, quiet: bool) -> Iterator[tuple[torch.device, Progress
         where = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"`--device` must be auto, cpu, cuda or cuda:N; got {quoted(device)}.") from error
-    if where.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            f"`--device {device}` needs a GPU that this PyTorch can use; there is none. Use `--device cpu`."
-        )
+    if where.type == "cuda" and (where.index or 0) >= (count := torch.cuda.device_count()):
+        there = f"it can use {count}, the first is cuda:0" if count else "there is none. Use `--device cpu`"
+        raise ConfigError(f"`--device {device}` needs a GPU that this PyTorch can use; {there}.")
     with distributed.process_group(where):
         if where.type == "cuda":
             where = torch.device("cuda", torch.cuda.current_device() if where.index is None else where.index)

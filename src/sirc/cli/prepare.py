@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Argument, Option
 
@@ -16,42 +16,41 @@ if TYPE_CHECKING:
     from sirc.experiment import Experiment
 
 
-ExperimentFile = Annotated[Path, Argument(metavar="EXPERIMENT.toml", help="The paper's are in `studies/paper/`.")]
-Seeds = Annotated[list[int] | None, Option("--seed", metavar="N", help="A seed of the experiment; repeat.")]
+class Given(NamedTuple):
+    """What every stage is given: an experiment, which of its networks to work on, and how."""
+
+    experiment: Annotated[Path, Argument(metavar="EXPERIMENT.toml", help="The paper's are in `studies/paper/`.")]
+    seed: Annotated[list[int] | None, Option("--seed", metavar="N", help="A seed of the experiment; repeat.")] = None
+    set_: Overrides = None
+    device: Device = "auto"
+    overwrite: Overwrite = False
+    trust: Trust = False
+    quiet: Quiet = False
 
 
-def train(
-    experiment: ExperimentFile,
-    seed: Seeds = None,
-    set_: Overrides = None,
-    on_error: OnErrorOption = None,
-    device: Device = "auto",
-    overwrite: Overwrite = False,
-    trust: Trust = False,
-    quiet: Quiet = False,
-) -> None:
+def train(given: Given, on_error: OnErrorOption = None) -> None:
     """Train the networks of an experiment, one for each seed.
 
-    There is a checkpoint after every epoch: the same command resumes a stopped run. Weights go to
+    There is a checkpoint after every epoch: the same command resumes a stopped one. Weights go to
     `OUT/NAME/seed-N/model.safetensors`, with `history.csv` beside them.
 
     Example: `sirc train studies/paper/resnet50_imagenet200.toml --seed 1`
 
     On four GPUs, same global batch: `torchrun --nproc-per-node 4 -m sirc train …`
     """
-    set_ = [*(set_ or ()), *([f"train.on_error={on_error}"] if on_error else [])]
-    study, runs = read_runs(experiment, set_, seed, trust)
+    overrides = [*(given.set_ or ()), *([f"train.on_error={on_error}"] if on_error else [])]
+    study, runs = read_runs(given.experiment, overrides, given.seed, given.trust)
     names = ["train", "validation" if study.data.validates else "test"]
     study.require(names)
     from sirc.data import DeviceCache
     from sirc.experiment import check_data, train_run
 
-    with on_device(device, quiet) as (where, progress), DeviceCache() as cache:
-        if overwrite or not all(run.weights.exists() for run in runs):
+    with on_device(given.device, given.quiet) as (where, progress), DeviceCache() as cache:
+        if given.overwrite or not all(run.weights.exists() for run in runs):
             check_data(study, names, trains=True, cache=cache, progress=progress)
         for run in runs:
             history = train_run(
-                study, run, cpu=where.type == "cpu", overwrite=overwrite, progress=progress, cache=cache
+                study, run, cpu=where.type == "cpu", overwrite=given.overwrite, progress=progress, cache=cache
             )
             _save_config(study)
             last = history[-1]
@@ -61,25 +60,19 @@ def train(
 
 
 def extract(
-    experiment: ExperimentFile,
-    seed: Seeds = None,
+    given: Given,
     only: Annotated[Names, Option(metavar="NAME", help="`train`, `test`, `validation` or an OOD set; repeat.")] = None,
-    set_: Overrides = None,
     on_error: OnErrorOption = None,
-    device: Device = "auto",
-    overwrite: Overwrite = False,
-    trust: Trust = False,
-    quiet: Quiet = False,
 ) -> None:
     """Run the networks over the datasets and store logits, features and labels.
 
-    Stores go to `OUT/NAME/seed-N/outputs/`. Finished shards stay: the same command resumes a stopped run.
+    Stores go to `OUT/NAME/seed-N/outputs/`. Finished shards stay: the same command resumes a stopped one.
 
     Example: `sirc extract studies/paper/resnet50_imagenet200.toml --seed 1 --only test --only Textures`
 
     With four processes: `torchrun --nproc-per-node 4 -m sirc extract …`
     """
-    study, runs = read_runs(experiment, set_, seed, trust)
+    study, runs = read_runs(given.experiment, given.set_, given.seed, given.trust)
     names = only or study.names
     for name in names:
         if name not in study.names:
@@ -88,11 +81,17 @@ def extract(
     from sirc.data import DeviceCache
     from sirc.experiment import extract_run
 
-    with on_device(device, quiet) as (where, progress), DeviceCache() as cache:
+    with on_device(given.device, given.quiet) as (where, progress), DeviceCache() as cache:
         for run in runs:
-            how: Literal["stop", "skip"] | None = on_error.value if on_error else None
             stores = extract_run(
-                study, run, names, device=where, on_error=how, overwrite=overwrite, progress=progress, cache=cache
+                study,
+                run,
+                names,
+                device=where,
+                on_error=on_error,
+                overwrite=given.overwrite,
+                progress=progress,
+                cache=cache,
             )
             _save_config(study)
             for store in stores.values():
@@ -101,15 +100,7 @@ def extract(
                 result(f"{store.path}  {len(store)} rows, {store.num_classes} logits{features}{skipped}")
 
 
-def fit(
-    experiment: ExperimentFile,
-    seed: Seeds = None,
-    set_: Overrides = None,
-    device: Device = "auto",
-    overwrite: Overwrite = False,
-    trust: Trust = False,
-    quiet: Quiet = False,
-) -> None:
+def fit(given: Given) -> None:
     """Fit the experiment's scores on the stored outputs of its training images.
 
     Scores that can be tuned are tuned on the outputs of the validation images, if the experiment has any.
@@ -121,10 +112,10 @@ def fit(
     """
     from sirc.experiment import fit_run
 
-    study, runs = read_runs(experiment, set_, seed, trust)
-    with on_device(device, quiet) as (where, progress):
+    study, runs = read_runs(given.experiment, given.set_, given.seed, given.trust)
+    with on_device(given.device, given.quiet) as (where, progress):
         for run in runs:
-            scorer = fit_run(study, run, device=where, overwrite=overwrite, progress=progress)
+            scorer = fit_run(study, run, device=where, overwrite=given.overwrite, progress=progress)
             _save_config(study)
             result(f"{run.scorer}  {len(scorer.specs)} scores")
 

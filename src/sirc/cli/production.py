@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from typer import Argument, Option
@@ -17,6 +18,7 @@ from sirc.errors import ConfigError, StoreError
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import pandas as pd
 
 FalseAlarms = Annotated[float, Option("--delta", help="The probability of any false alarm, ever, is at most this.")]
 
@@ -107,17 +109,20 @@ def monitor(
         )
     if confidences.suffix == ".npy":
         refuse_unused("a `.npy` file has one array, without a name", column=column)
-    values, empty = read_confidences(confidences, column or "confidence")
-    if empty:
-        say(f"note: {empty} rows without a confidence were left out")
+    log = read_log(confidences, column or "confidence")
+    values = log.values
+    if log.empty:
+        say(f"note: {log.empty} rows without a confidence were left out")
+    if column is None and log.accepted is not None:
+        decided = log.accepted.notna()
+        if others := int((log.accepted[decided] != (values >= threshold.value)[decided]).sum()):
+            raise ValueError(
+                f"'{confidences}' must be what '{calibration}' decided; {others:,} of its decisions are others than "
+                f"its threshold, {threshold.value:.6g}, makes. Name the guard or the graph that decided."
+            )
     if _is_of_predict(confidences):
         say("note: rows of `sirc predict` are sorted by path, not by time: they are taken in a random order")
         values = np.random.default_rng(0).permutation(values)
-    if column is None and (other := _otherwise_decided(confidences, threshold.value)):
-        raise ValueError(
-            f"'{confidences}' must be what '{calibration}' decided; {other:,} of its decisions are others than its "
-            f"threshold, {threshold.value:.6g}, makes. Name the guard or the graph that decided."
-        )
     report = compare(rows, values, threshold, delta=delta)
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=1))
@@ -133,70 +138,59 @@ def _checked_delta(delta: float) -> float:
     return delta
 
 
-def read_confidences(path: Path, column: str) -> tuple[npt.NDArray[np.float64], int]:
-    """Read a table or an array: the confidences in their order, and how many rows had none."""
+class Log(NamedTuple):
+    """Confidences in their order, how many rows had none, and which others were accepted, where that is known."""
+
+    values: npt.NDArray[np.float64]
+    empty: int = 0
+    accepted: pd.Series | None = None
+
+
+def read_log(path: Path, column: str) -> Log:
+    """Read the log of a service, a table of decisions, or an array of confidences."""
     import numpy as np
-    import pandas as pd
 
     from sirc._utils.files import array_names, listed_arrays, read_npz, require_file
 
-    if path.is_dir() or path.suffix == ".parquet":
-        return _read_parquet(path, column)
-    require_file(path)
-    if path.suffix not in (".csv", ".npy", ".npz"):
-        raise ConfigError(f"`--confidences` must be a .parquet, .csv, .npy or .npz file; got '{path}'.")
+    if not path.is_dir():
+        require_file(path)
+        if path.suffix not in (".parquet", ".csv", ".npy", ".npz"):
+            raise ConfigError(f"`--confidences` must be a .parquet, .csv, .npy or .npz file; got '{path}'.")
     try:
-        if path.suffix == ".csv":  # without an index: a comma at the end of rows must not shift the columns
-            table = pd.read_csv(path, usecols=[column], index_col=False, dtype=str, keep_default_na=False)
-            cells = table[column].fillna("").str.strip()
-            values = cells[cells != ""].astype(float)
-            return np.asarray(values, dtype=np.float64), len(cells) - len(values)
+        if path.suffix not in (".npy", ".npz"):
+            table = _read_csv(path, column) if path.is_file() and path.suffix == ".csv" else _read_parquet(path, column)
+            known = table[table[column].notna()]
+            accepted = None
+            if "accepted" in table:
+                words = known["accepted"].astype(str).str.strip().str.lower()
+                accepted = words.map({"true": True, "false": False})
+            return Log(known[column].to_numpy(np.float64), len(table) - len(known), accepted)
         if path.suffix == ".npz" and column not in (names := array_names(path)):
             raise ConfigError(f"`--column` must be an array of '{path}', {listed_arrays(names)}; got '{column}'.")
         array = np.load(path, allow_pickle=False) if path.suffix == ".npy" else read_npz(path, [column])[column]
         if array.dtype.kind not in "fiu":
             raise ValueError(f"it holds {array.dtype}")
-        return np.asarray(array, dtype=np.float64), 0
+        return Log(np.asarray(array, dtype=np.float64))
     except (ConfigError, StoreError):
         raise
     except (EOFError, ValueError, TypeError) as error:
         raise ValueError(f"'{path}' must hold plain numbers, those of `--column {column}`: {error}") from error
 
 
-def _is_of_predict(path: Path) -> bool:
-    """Whether a file is a table of `sirc predict`, whose rows, class after class, look like a rate that changes."""
+def _read_csv(path: Path, column: str) -> pd.DataFrame:
+    """Read the confidences of a table, and what was accepted; a blank cell is none."""
     import pandas as pd
 
-    return path.suffix == ".csv" and {"path", "accepted", "reason", "error"} <= set(pd.read_csv(path, nrows=0).columns)
+    names = list(pd.read_csv(path, nrows=0).columns)
+    _require_column(path, column, names)
+    wanted = [name for name in (column, "accepted") if name in names]
+    # Without an index: a comma at the end of rows must not shift the columns.
+    table = pd.read_csv(path, usecols=wanted, index_col=False, dtype=str, keep_default_na=False)
+    return table.replace(r"^\s*$", None, regex=True)
 
 
-def _otherwise_decided(path: Path, threshold: float) -> int:
-    """How many decisions of a log, or of a table of `sirc predict`, another threshold must have made."""
-    import pandas as pd
-
-    needed = ["accepted", "confidence"]
-    if path.suffix == ".csv":
-        if not set(needed) <= set(pd.read_csv(path, nrows=0).columns):
-            return 0
-        table = pd.read_csv(path, usecols=needed, index_col=False, dtype=str)
-    elif path.is_dir() or path.suffix == ".parquet":
-        from pyarrow import dataset
-
-        data = dataset.dataset(path, format="parquet")
-        if not set(needed) <= set(data.schema.names):
-            return 0
-        table = data.to_table(columns=needed).to_pandas()
-    else:
-        return 0
-    accepted = table["accepted"].astype(str).str.strip().str.lower().map({"true": True, "false": False})
-    known = pd.DataFrame({"accepted": accepted, "confidence": pd.to_numeric(table["confidence"], "coerce")}).dropna()
-    return int((known["accepted"].astype(bool) != (known["confidence"] >= threshold)).sum())
-
-
-def _read_parquet(path: Path, column: str) -> tuple[npt.NDArray[np.float64], int]:
-    """Read a Parquet file, or a folder of them: the confidences by their time, where there is one."""
-    import numpy as np
-
+def _read_parquet(path: Path, column: str) -> pd.DataFrame:
+    """Read the same of a Parquet file or a folder of them, by their time if there is one."""
     from sirc._utils.imports import needing
 
     with needing("reading Parquet", "pyarrow", "serve"):
@@ -206,20 +200,24 @@ def _read_parquet(path: Path, column: str) -> tuple[npt.NDArray[np.float64], int
         data = dataset.dataset(path, format="parquet")
         if not data.files:
             raise ConfigError(f"`--confidences` must hold decisions; '{path}' is an empty folder.")
-        if column not in data.schema.names:
-            raise ConfigError(f"`--column` must be one of '{path}', {', '.join(data.schema.names)}; got '{column}'.")
+        _require_column(path, column, data.schema.names)
         if not pa.types.is_floating(data.schema.field(column).type):
             raise ValueError(f"it holds {data.schema.field(column).type}")
-        time = [name for name in ("time",) if name in data.schema.names]
-        table = data.to_table(columns=[column, *time])
-        if time:
-            table = table.sort_by("time")
-    except ConfigError:
-        raise
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"there is neither a file nor a folder '{path}'.") from error
-    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        raise ValueError(f"'{path}' must hold plain numbers, those of `--column {column}`: {error}") from error
-    values = table[column].to_numpy().astype(np.float64)
-    known = values[~np.isnan(values)]
-    return known, len(values) - len(known)
+        wanted = [name for name in (column, "accepted", "time") if name in data.schema.names]
+        table = data.to_table(columns=wanted)
+        frame: pd.DataFrame = (table.sort_by("time") if "time" in wanted else table).to_pandas()
+        return frame
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _require_column(path: Path, column: str, names: Sequence[str]) -> None:
+    if column not in names:
+        raise ConfigError(f"`--column` must be one of '{path}', {', '.join(names)}; got '{column}'.")
+
+
+def _is_of_predict(path: Path) -> bool:
+    """Whether a file is a table of `sirc predict`, whose rows, class after class, look like a rate that changes."""
+    import pandas as pd
+
+    return path.suffix == ".csv" and {"path", "accepted", "reason", "error"} <= set(pd.read_csv(path, nrows=0).columns)

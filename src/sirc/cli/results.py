@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
 
 from sirc.cli.console import is_main, open_page, reporting, result
-from sirc.cli.endings import in_options
 from sirc.cli.options import (
     CrossfitOption,
     Device,
@@ -39,6 +38,7 @@ from sirc.cli.options import (
     refuse_unused,
     unfit_of,
 )
+from sirc.cli.translate import in_options
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from sirc.progress import Progress
 
 
-TableFormat = StrEnum("TableFormat", ["text", "csv", "markdown", "html", "latex"])
+TableFormat = Literal["text", "csv", "markdown", "html", "latex"]
 _ENDINGS = {"csv": ".csv", "markdown": ".md", "html": ".html", "latex": ".tex"}
 
 Studies = Annotated[list[Path], Argument(metavar="RUN", help="Folders of `sirc run`, or `results.csv` files.")]
@@ -158,7 +158,7 @@ def evaluate(
         refuse_unused("it is for stores that `--spill` scores", device=device)
     else:
         without = "with `--spill` there is neither a page nor a figure nor an interval"
-        refuse_unused(without, format=format_, open=open_ or None, intervals=intervals or None)
+        refuse_unused(without, format=format_, open=open_, intervals=intervals)
     folds = folds_of(crossfit)
     if train is None:
         without = "nothing is fitted without `--train TRAIN.npz`; give that too"
@@ -179,28 +179,29 @@ def evaluate(
         )
     else:
         test, outside = arrays.load_outputs(id_), {key: arrays.load_outputs(path) for key, path in sets.items()}
-        fit = partial(
-            arrays.fit_arrays,
-            None if train is None else arrays.load_outputs(train),
-            test,
-            outside,
-            specs=spec,
-            head=arrays.find_head_in(head, train),
-            crossfit=folds,
-            val=None if val is None else arrays.load_outputs(val),
-            on_unfit=unfit,
-        )
-        if spill is not None:
-            with on_device(device or "auto", quiet) as (where, progress):
-                scorer = fit(device=where, progress=progress)
-                _note_scores(scorer.specs, spec, val, progress)
-                spilled = partial(evaluate, scorer, test, outside, groups=groups or None, spill=spill)
-                results = spilled(device=where, progress=progress).table.assign(model=name, seed=0)
+        with on_device(device or "auto", quiet) if spill else nullcontext((None, progress)) as (where, progress):
+            scorer = arrays.fit_arrays(
+                None if train is None else arrays.load_outputs(train),
+                test,
+                outside,
+                specs=spec,
+                head=arrays.find_head_in(head, train),
+                crossfit=folds,
+                val=None if val is None else arrays.load_outputs(val),
+                on_unfit=unfit,
+                device=where,
+                progress=progress,
+            )
+            _note_scores(scorer.specs, spec, val, progress)
+            if spill is not None:
+                assert where is not None
+                spilled = evaluate(
+                    scorer, test, outside, groups=groups or None, spill=spill, device=where, progress=progress
+                )
                 if is_main():
+                    results = spilled.table.assign(model=name, seed=0)
                     _show(save_table(results, out, overwrite=overwrite), open_)
-            return
-        scorer = fit(progress=progress)
-        _note_scores(scorer.specs, spec, val, progress)
+                return
         run = RunResults(name, 0, evaluate(scorer, test, outside, groups=groups or None), scorer, test, outside)
     formats = list(format_ or FigureFormat)
     study = save_results(
@@ -211,7 +212,7 @@ def evaluate(
 
 def table(
     runs: Studies,
-    format_: Annotated[TableFormat, Option("--format", help="How to print it.")] = TableFormat.text,
+    format_: Annotated[TableFormat, Option("--format", help="How to print it.")] = "text",
     metric: Annotated[Names, Option(help="A metric, such as `auroc`, `fpr@95` or `aurr`; repeat.")] = None,
     negative: Annotated[Names, Option(help="`wrong`, `OOD mean`, an OOD set or a group; repeat. Default: all.")] = None,
     score: Annotated[Names, Option(help="A score to show; repeat. Default: those of `[report]`, or all.")] = None,
@@ -251,7 +252,7 @@ def table(
     if all(found and not found[0].of_mixture for found in map(parse_metric, metrics)):
         refuse_unused("these metrics have neither α nor β; `--metric aurr` has both", alpha=alpha, beta=beta)
     if results.groupby("model")["seed"].nunique().max() == 1:
-        refuse_unused("each model has one training run", spread=spread or None)
+        refuse_unused("each model has one training run", spread=spread)
     elif intervals:
         raise ConfigError("`--intervals` are of one training run; these have several seeds: `--spread` shows theirs.")
     made = make(
@@ -342,20 +343,17 @@ def _note_scores(fitted: Sequence[str], named: Sequence[str] | None, val: Path |
 def _check_figures(figures: bool, format_: Formats, redo: Redo = None) -> None:
     """Refuse options about figures where none are drawn."""
     if not figures:
-        again = "figures" if StageName.figures in (redo or ()) else None
+        again = "figures" if "figures" in (redo or ()) else None
         refuse_unused("`--no-figures` draws none", format=format_, redo=again)
 
 
 def _show(study: Study, open_: bool, *, negatives: Sequence[str] = (), verdicts: Sequence[str] = ()) -> None:
     """Print the table, the paths of the files and the verdicts; the page comes last, and opens if asked for."""
-    from sirc.experiment import reported_scores
     from sirc.report.tables import table as make
 
     if len(study.results):  # only the main process has them
         present = set(study.results["negative"])
-        scores = reported_scores(list(study.results["score"].unique()), study.experiments)
-        rows = study.results[study.results["score"].isin(scores)]
-        result(make(rows, negatives=[name for name in negatives if name in present] or None).text())
+        result(make(study.reported_results, negatives=[name for name in negatives if name in present] or None).text())
         for path in study.files:
             if path.suffix in (".csv", ".md", ".tex", ".html", ".npz") and path != study.page:
                 result(str(path))

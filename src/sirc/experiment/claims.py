@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
@@ -65,7 +65,8 @@ def findings(runs: Sequence[RunResults], *, draws: int = 500) -> list[Finding]:
 
 def _detectors_lose_wrong(runs: Sequence[RunResults], draws: int) -> Finding | None:
     def detectors(names: Sequence[str]) -> Pairs:
-        return {"msp": [name for name in DETECTORS if name in names]} if "msp" in names else {}
+        found = [name for name in DETECTORS if name in names]
+        return {"msp": found} if found and "msp" in names else {}
 
     rows = _auroc_differences(runs, draws, "wrong", detectors)
     if rows.empty:
@@ -93,20 +94,21 @@ def _sirc_keeps(runs: Sequence[RunResults], draws: int, negative: str, claim: st
 
 def _best_changes(runs: Sequence[RunResults], draws: int) -> Finding | None:
     """Compare the best score where OOD inputs are frequent and costly, (0.1, 0.1), with that at (0.9, 0.9)."""
-    if any(not run.ood or len(run.evaluation.scores) < 2 for run in runs):
+    if not runs or any(not run.ood or len(run.evaluation.scores) < 2 for run in runs):
         return None
     parts, different = [], []
     for run in runs:
         sweep = run.evaluation.sweep(list(_GRID), list(_GRID))
         sweep = sweep[(sweep["metric"] == "aurr") & (sweep["negative"] == "pooled")]
-        best = sweep.sort_values("value").drop_duplicates(["alpha", "beta"]).set_index(["alpha", "beta"])["score"]
+        sweep = sweep.sort_values("value", kind="stable")  # of equal scores the same one is best everywhere
+        best = sweep.drop_duplicates(["alpha", "beta"]).set_index(["alpha", "beta"])["score"]
         different.append(best.nunique())
         corners = {at: str(best[(at, at)]) for at in (_GRID[0], _GRID[-1])}
         for at, other in ((_GRID[0], _GRID[-1]), (_GRID[-1], _GRID[0])):
             if corners[at] != corners[other]:
                 rows = _differences(run, {corners[other]: [corners[at]]}, "pooled", "aurr", draws, at)
                 parts.append(rows.assign(alpha=at, beta=at))
-    rows = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"high": [], "low": []})
+    rows = _joined(parts)
     sure = int((rows["high"] < 0).sum())
     against = int((rows["low"] > 0).sum()) + 2 * len(runs) - len(rows)  # the same score in both corners
     measured = (
@@ -138,12 +140,8 @@ def _auroc_differences(
     runs: Sequence[RunResults], draws: int, negative: str, pairs: Callable[[Sequence[str]], Pairs]
 ) -> pd.DataFrame:
     """The AUROC differences of the pairs in each run."""
-    parts = [
-        _differences(run, pairs(run.evaluation.scores), negative, "auroc", draws, None)
-        for run in runs
-        if negative == "wrong" or run.ood
-    ]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    known = [run for run in runs if negative == "wrong" or run.ood]
+    return _joined(_differences(run, pairs(run.evaluation.scores), negative, "auroc", draws, None) for run in known)
 
 
 def _differences(
@@ -152,11 +150,14 @@ def _differences(
     """One row for each score and its baseline; `at` is α and β."""
     parts = []
     for baseline, scores in pairs.items():
-        if scores:
-            table = run.evaluation.compare(
-                baseline, draws=draws, alpha=at, beta=at, scores=scores, negatives=[negative]
-            )
-            table = table[(table["metric"] == metric) & (table["negative"] == negative)]
-            table = table[["score", "difference", "low", "high"]]
-            parts.append(table.assign(baseline=baseline, model=run.model, seed=run.seed))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+        table = run.evaluation.compare(baseline, draws=draws, alpha=at, beta=at, scores=scores, negatives=[negative])
+        table = table[(table["metric"] == metric) & (table["negative"] == negative)]
+        table = table[["score", "difference", "low", "high"]]
+        parts.append(table.assign(baseline=baseline, model=run.model, seed=run.seed))
+    return _joined(parts)
+
+
+def _joined(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """All rows of these tables in one; without any, an empty table with the columns that are counted."""
+    found = [table for table in tables if len(table)]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame({"low": [], "high": []})

@@ -175,12 +175,12 @@ class Experiment:
     @property
     def folder(self) -> Path:
         """The folder of all results."""
-        return self._expanded("out") / self.name
+        return self._expanded(("out",), self.out) / self.name
 
     @property
     def root(self) -> Path:
         """The folder that relative paths of datasets start from."""
-        return self._expanded("data.root")
+        return self._expanded(("data", "root"), self.data.root)
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -240,11 +240,10 @@ class Experiment:
                 f"{say} where it is: `--set data.root=…` or `--set {dotted(_key(name))}.path=…`.",
             )
 
-    def _expanded(self, key: str) -> Path:
-        text = self.data.root if key == "data.root" else self.out
+    def _expanded(self, keys: tuple[str, ...], text: str) -> Path:
         expanded = os.path.expanduser(os.path.expandvars(text))
         if left := re.search(r"\$(\w+|\{\w+\})", expanded):
-            raise self.error(tuple(key.split(".")), f"must use variables that are set; got '{text}'. Set {left[0]}.")
+            raise self.error(keys, f"must use variables that are set; got '{text}'. Set {left[0]}.")
         return Path(expanded)
 
     def error(self, keys: tuple[str, ...], words: str) -> ConfigError:

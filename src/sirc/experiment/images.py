@@ -71,14 +71,15 @@ def check_data(
             continue
         refuse_labels(images, images.labels, outputs, f"`model.num_classes` of '{experiment.name}' is {outputs}")
         classes = len(images.classes) or len(np.unique(images.labels.numpy()))
-        if trains and name == "train" and classes < outputs and distributed.is_main():
+        if name != "train" or classes >= outputs or not distributed.is_main():
+            continue
+        if trains:
             progress.note(
                 f"note: '{experiment.name}' asks for {outputs} classes (`model.num_classes`), and its training images "
                 f"have {classes}: the other outputs learn to stay low. Unless that is meant, stop, and set "
                 f"`model.num_classes = {classes}`, or check that all class folders are in the training data."
             )
-        named = experiment.train is None and name == "train" and images.classes
-        if named and classes < outputs and distributed.is_main():
+        elif experiment.train is None and images.classes:
             progress.note(
                 f"note: the network of '{experiment.name}' has {outputs} outputs, and its training images have "
                 f"{classes} classes, numbered from 0. If they are only some of the network's classes, give all of them "

@@ -77,9 +77,9 @@ def load_run(
     else:
         confidences, correct = _score(scorer, test, ood, device)
         if cache:
-            stage.forget()
-            _write_confidences(run, confidences, correct)
-            stage.record([run.confidences])
+            with stage.remade() as made:
+                _write_confidences(run, confidences, correct)
+                made.append(run.confidences)
     # By name: the sets may have been scored in another order.
     of_ood = {name: confidences[name] for name in ood}
     evaluation = Evaluation(confidences["test"], correct, of_ood, groups=groups_of(experiment))

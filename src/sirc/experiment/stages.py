@@ -285,13 +285,19 @@ def extract_run(
             )
             used = {"images": images_of(experiment, name, augmented=True, cache=cache).fingerprint, "network": key}
             with distributed.failing_together():
-                if distributed.is_main() and not stage.is_done():
-                    stage.record(fingerprints={**used, _DOUBT: doubt_of_store(name, stores[name])})
-                elif distributed.is_main() and not used.items() <= stage.fingerprints.items():
-                    with suppress(OSError):  # a finished study may be read-only
-                        stage.record(fingerprints={**stage.fingerprints, **used})
-                warn_again(stage)
+                if distributed.is_main():
+                    _stamp_outputs(stage, name, stores[name], used)
     return stores
+
+
+def _stamp_outputs(stage: Stage, name: str, store: OutputStore, used: dict[str, str]) -> None:
+    """Stamp extracted outputs as done; if they were, note the images and the network that they were compared with."""
+    if not stage.is_done():
+        stage.record(fingerprints={**used, _DOUBT: doubt_of_store(name, store)})
+    elif not used.items() <= stage.fingerprints.items():
+        with suppress(OSError):  # a finished study may be read-only
+            stage.record(fingerprints={**stage.fingerprints, **used})
+    warn_again(stage)
 
 
 def warn_again(stage: Stage) -> None:
@@ -336,10 +342,10 @@ def fit_run(
     )
     with distributed.failing_together():
         if distributed.is_main():
-            stage.forget()
-            run.older_fit_note.unlink(missing_ok=True)
-            scorer.save(run.scorer, overwrite=True)
-            stage.record([run.scorer])
+            with stage.remade() as made:
+                run.older_fit_note.unlink(missing_ok=True)
+                scorer.save(run.scorer, overwrite=True)
+                made.append(run.scorer)
     return scorer
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 from sirc._utils.files import atomic_write, read_json
 from sirc.errors import StoreError
@@ -28,16 +28,14 @@ class Stage:
     inputs. Inputs are everything that decides the outputs. Files count by their digest: if one is made again and comes
     out the same, what depends on it stays done.
 
-    `make` does the work and returns the files it made. `recorded` is for stages whose outputs say themselves what they
-    were made from, and for the notes of earlier versions: it takes the inputs of the stamp, or None without a stamp,
-    and returns the inputs to compare.
+    `recorded` is for stages whose outputs say themselves what they were made from, and for the notes of earlier
+    versions: it takes the inputs of the stamp, or None without a stamp, and returns the inputs to compare.
     """
 
     name: str
     folder: Path
     inputs: Inputs
     outputs: Sequence[Path] = ()
-    make: Callable[[], Iterable[Path]] = tuple
     recorded: Callable[[Inputs | None], Inputs | None] = lambda stamped: stamped
 
     def __post_init__(self) -> None:
@@ -47,29 +45,26 @@ class Stage:
     @property
     def is_stamped(self) -> bool:
         """Whether there is a stamp, with any inputs."""
-        return self._read()[0] is not None
+        return bool(self._read())
 
     @property
     def inputs_before(self) -> Inputs | None:
         """The inputs that the stage was done with; None if it was not done."""
-        return self.recorded(self._read()[0])
+        return self.recorded(self._read().get("inputs"))
 
     @property
     def made(self) -> list[Path]:
         """The files that the stage made."""
-        return [self.folder / name for name in self._read()[1]]
+        return [self.folder / name for name in self._read().get("made", ())]
 
     @property
     def fingerprints(self) -> dict[str, str]:
         """Fingerprints of the images and network that the stage used; empty for a stamp of an earlier version."""
-        with suppress(FileNotFoundError, StoreError):
-            if isinstance(known := read_json(self._stamp).get("seen"), dict):
-                return known
-        return {}
+        return self._read().get("seen", {})
 
     def is_done(self) -> bool:
         """Whether the stage was done with these inputs, and everything it made is still there, unchanged."""
-        made = self._read()[1]
+        made = self._read().get("made", {})
         return (
             self.inputs_before == self.inputs
             and all(map(_is_whole, self.outputs))
@@ -80,10 +75,13 @@ class Stage:
         """Whether the stage was done with other inputs."""
         return self.inputs_before not in (None, self.inputs)
 
-    def run(self) -> None:
-        """Do the work, even if it is done already, and stamp it."""
+    @contextmanager
+    def remade(self) -> Iterator[list[Path]]:
+        """Do the work inside, even if it is done already, add the files to this list, and the stage is stamped."""
         self.forget()
-        self.record(self.make())
+        made: list[Path] = []
+        yield made
+        self.record(made)
 
     def forget(self) -> None:
         """Remove the stamp before the work is done again: a stage that is killed halfway must not look done."""
@@ -95,25 +93,25 @@ class Stage:
         stamp = {"inputs": self.inputs, "made": files} | ({"seen": {**fingerprints}} if fingerprints else {})
         atomic_write(self._stamp, lambda file: file.write(json.dumps(stamp, indent=1).encode()))
 
-    def _read(self) -> tuple[Inputs | None, dict[str, str]]:
-        """The inputs in the stamp and the digests of the files made; None and an empty dict without a valid stamp.
+    def _read(self) -> dict[str, dict[str, Any]]:
+        """The stamp: "inputs", the digests of what was "made", and "seen", the fingerprints; empty if it is not valid.
 
         A stamp that names a file outside the stage's folder was not written by a stage, and is not valid.
         """
-        try:
-            stamp = read_json(self._stamp)
-        except (FileNotFoundError, StoreError):
-            return None, {}
-        inputs, made = stamp.get("inputs"), stamp.get("made")
-        if not isinstance(inputs, dict) or not isinstance(made, dict):
-            return None, {}
-        return (inputs, made) if all(is_inside(self.folder / name, self.folder) for name in made) else (None, {})
+        with suppress(FileNotFoundError, StoreError):
+            stamp = {"seen": {}, **read_json(self._stamp)}
+            whole = all(isinstance(stamp.get(part), dict) for part in ("inputs", "made", "seen"))
+            if whole and all(is_inside(self.folder / name, self.folder) for name in stamp["made"]):
+                return stamp
+        return {}
 
 
 def kept_digest(results: Path) -> object:
     """The digest of a results.csv in the stamp of the evaluation or of the tables beside it; None if neither has it."""
-    (_, made), (tables, _) = (Stage(name, results.parent, {})._read() for name in ("results", "tables"))
-    return made.get("results.csv") or (tables or {}).get("results") if results.name == "results.csv" else None
+    if results.name != "results.csv":
+        return None
+    evaluation, tables = (Stage(name, results.parent, {})._read() for name in ("results", "tables"))
+    return evaluation.get("made", {}).get("results.csv") or tables.get("inputs", {}).get("results")
 
 
 def is_inside(path: Path, folder: Path) -> bool:

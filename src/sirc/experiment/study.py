@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -61,10 +60,9 @@ TARGETS = ("results.csv", "table.md", "table.tex", "table.html", "table.csv", PA
 @final
 @dataclass(frozen=True)
 class Step:
-    """One step of a study, how long it took, and whether it was skipped because it was done."""
+    """One step of a study, and whether it was skipped because it was done."""
 
     name: str
-    seconds: float
     skipped: bool
 
 
@@ -96,6 +94,12 @@ class Study:
     def reported(self) -> list[RunResults]:
         """All runs, with only the scores that tables, page and figures show."""
         return [run.reported for run in self.runs]
+
+    @property
+    def reported_results(self) -> pd.DataFrame:
+        """The rows of all results with only the scores that tables, page and figures show."""
+        scores = reported_scores(list(self.results["score"].unique()), self.experiments)
+        return self.results[self.results["score"].isin(scores)]
 
     @property
     def page(self) -> Path | None:
@@ -161,7 +165,7 @@ def run_study(
 @final
 @dataclass
 class _Worker:
-    """Runs the steps of a study and records them."""
+    """Does the steps of a study, and records them."""
 
     study: Study
     runs: Sequence[tuple[Experiment, Run]]
@@ -171,21 +175,15 @@ class _Worker:
     cache: DeviceCache = field(default_factory=DeviceCache)
     imageless: set[Path] = field(default_factory=set)  # the folders of finished experiments whose images are gone
 
-    def step(
-        self, name: str, stages: Sequence[Stage], work: Callable[[list[Stage]], object], *, always: bool = False
-    ) -> None:
-        """Run one step unless its stages are done; `work` takes the stages that must start over.
-
-        With `always`, `work([])` is called even if all are done: it checks the stored outputs against the images.
-        """
+    @contextmanager
+    def step(self, name: str, stages: Sequence[Stage]) -> Iterator[tuple[bool, list[Stage]]]:
+        """Record one step; give whether all its stages are done, and those that must start over."""
         redo = name.rpartition(" ")[2] in self.redo
         done = not redo and all(stage.is_done() for stage in stages)
         if done:
             self.progress.note(f"{name}: there already")
-        began = time.perf_counter()
-        if always or not done:
-            work([stage for stage in stages if redo or stage.is_stale()])
-        self.study.steps.append(Step(name, time.perf_counter() - began, done))
+        yield done, [stage for stage in stages if redo or stage.is_stale()]
+        self.study.steps.append(Step(name, done))
         self.whole.advance()
 
     def finished(self, experiment: Experiment) -> bool:
@@ -213,43 +211,49 @@ class _Worker:
         device, progress, cache = self.study.device, self.progress, self.cache
         has_images = experiment.folder not in self.imageless
 
-        def train(_: list[Stage]) -> None:
-            if has_images and not experiment.model.own and "train" not in self.redo and stages[0].is_done():
-                check_trained(experiment, run)
-                check_held_out(experiment, run, ["train"], cache, progress)
-            elif has_images:
-                cpu, redo = device.type == "cpu", "train" in self.redo
-                train_run(experiment, run, cpu=cpu, overwrite=redo, progress=progress, cache=cache)
-            else:
-                check_trained(experiment, run)
-
-        def extract(stale: list[Stage]) -> None:
+        name = f"{experiment.name}, {run.folder.name}"
+        if experiment.train is not None:
+            redo, trained = "train" in self.redo, train_stage(experiment, run)
+            with self.step(f"{name}: train", [trained]):
+                if has_images and (redo or experiment.model.own or not trained.is_done()):
+                    cpu = device.type == "cpu"
+                    train_run(experiment, run, cpu=cpu, overwrite=redo, progress=progress, cache=cache)
+                else:
+                    check_trained(experiment, run)
+                    if has_images:
+                        check_held_out(experiment, run, ["train"], cache, progress)
+        outputs = outputs_stages(experiment, run)
+        with self.step(f"{name}: extract", list(outputs.values())) as (_, stale):
             extract = partial(extract_run, experiment, run, device=device, progress=progress, cache=cache)
             old = [name for name, stage in outputs.items() if stage in stale]
             others = [name for name in outputs if name not in old]
             if old:
                 extract(old, overwrite=True)
+            # Even where all are done, they are compared with the images.
             if others and has_images and (old or not are_unchanged(experiment, outputs, cache)):
                 extract(others, overwrite="unfinished")
             else:
-                for name in others:
-                    warn_again(outputs[name])
-
-        name = f"{experiment.name}, {run.folder.name}"
-        if experiment.train is not None:
-            stages = [train_stage(experiment, run)]
-            self.step(f"{name}: train", stages, train, always=True)
-        outputs = outputs_stages(experiment, run)
-        self.step(f"{name}: extract", list(outputs.values()), extract, always=True)
-        fit = partial(fit_run, experiment, run, device=device, overwrite=True, progress=progress)
-        self.step(f"{name}: fit", [fit_stage(experiment, run)], lambda _: fit())
+                for other in others:
+                    warn_again(outputs[other])
+        with self.step(f"{name}: fit", [fit_stage(experiment, run)]) as (done, _):
+            if not done:
+                fit_run(experiment, run, device=device, overwrite=True, progress=progress)
         distributed.barrier()
 
     def results(self) -> None:
         """Evaluate every run, and combine all results in one table."""
         study = self.study
         for experiment, run in self.runs:
-            self._make(f"{experiment.name}, {run.folder.name}: evaluate", self._evaluation(experiment, run))
+            inputs = confidences_stage(experiment, run).inputs
+            inputs["groups"] = {name: source.in_group for name, source in experiment.data.ood.items()}
+            inputs |= {"model": title_of(experiment), "seed": run.seed}
+            files = [run.folder / "results.csv", run.confidences]
+            stage = Stage("results", run.folder, inputs, outputs=files)
+            with self.step(f"{experiment.name}, {run.folder.name}: evaluate", [stage]) as (done, _):
+                if not done:
+                    with stage.remade() as made:
+                        write_results(study.load(experiment, run).table, files[0])
+                        made += files
         tables = [read_results(run.folder / "results.csv") for _, run in self.runs]
         study.results = pd.concat(tables, ignore_index=True)
         write_results(study.results, study.folder / "results.csv")
@@ -258,23 +262,11 @@ class _Worker:
         remember(study.folder / STUDY_FILE)
         study.files.append(study.folder / "results.csv")
 
-    def _evaluation(self, experiment: Experiment, run: Run) -> Stage:
-        groups = {name: source.in_group for name, source in experiment.data.ood.items()}
-        inputs = confidences_stage(experiment, run).inputs
-        inputs |= {"groups": groups, "model": title_of(experiment), "seed": run.seed}
-        made = [run.folder / "results.csv", run.confidences]
-
-        def evaluate() -> list[Path]:
-            write_results(self.study.load(experiment, run).table, made[0])
-            return made
-
-        return Stage("results", run.folder, inputs, outputs=made, make=evaluate)
-
     def files(self, formats: Sequence[str] | None) -> None:
         """Write the tables, the page and, in these formats, the figures."""
         study, folder, progress = self.study, self.study.folder, self.progress
         code = folder_digest(Path(__file__).parents[1] / "report")  # the code may change within one version
-        scores = reported_scores(list(study.results["score"].unique()), study.experiments)
+        reported = study.reported_results
         shown: dict[str, object] = {
             "runs": [[title_of(experiment), run.seed] for experiment, run in self.runs],
             "scores": [reported_scores(experiment.fit.specs, [experiment]) for experiment, _ in self.runs],
@@ -282,8 +274,11 @@ class _Worker:
 
         def make(name: str, write: Callable[[], Iterable[Path]], inputs: dict[str, object]) -> None:
             known = {"results": digest(folder / "results.csv"), "sirc": sirc.__version__, "code": code}
-            stage = Stage(name, folder, known | inputs, make=write)
-            self._make(name, stage)
+            stage = Stage(name, folder, known | inputs)
+            with self.step(name, [stage]) as (done, _):
+                if not done:
+                    with stage.remade() as made:
+                        made += write()
             study.files += stage.made
 
         def draw(formats: Sequence[str]) -> list[Path]:
@@ -291,15 +286,12 @@ class _Worker:
             images = None if first.folder in self.imageless else images_for_samples(first)
             return draw_figures(study.reported, folder / "figures", formats=formats, images=images, progress=progress)
 
-        reported = study.results[study.results["score"].isin(scores)]
+        scores = list(reported["score"].unique())
         make("tables", lambda: save_tables(reported, folder, overwrite=True), {"scores": scores})
         make("page", lambda: [report(study.reported, folder / PAGE, overwrite=True, progress=progress)], shown)
         if formats is not None:
             with _unless_missing(progress):
                 make("figures", lambda: draw(formats), {"formats": list(formats), **shown})
-
-    def _make(self, name: str, stage: Stage) -> None:
-        self.step(name, [stage], lambda _: stage.run())
 
 
 @contextmanager
@@ -338,8 +330,7 @@ def save_table(results: pd.DataFrame, folder: PathLike, *, overwrite: bool = Fal
         refuse_existing(study.folder / name, overwrite)  # before any work is done
     file = study.folder / "results.csv"
     write_results(results, file)
-    tables = Stage("tables", study.folder, {"results": digest(file)})
-    tables.make = lambda: save_tables(results, study.folder, overwrite=True)
-    tables.run()
-    study.files += [file, *tables.made]
+    with Stage("tables", study.folder, {"results": digest(file)}).remade() as made:
+        made += save_tables(results, study.folder, overwrite=True)
+    study.files += [file, *made]
     return study

@@ -31,7 +31,7 @@ def is_own(dataset: str) -> bool:
 
 
 def require_trust(experiment: Experiment, file: Path, trust: bool) -> None:
-    """Refuse an `experiment.toml` in a run's folder that names code, unless this user made or trusts it.
+    """Refuse an `experiment.toml` beside its results that names code, unless this user made or trusts it.
 
     Models of sirc, timm and torchvision need no trust: their code is installed, and runs nothing that the file brings.
     sirc's own datasets need none either. torchvision's datasets do: they may unpack archives and download files.

@@ -57,14 +57,10 @@ def _write_arrays(study: Study, experiment: Experiment) -> None:
     folder = study.folder / "arrays"
     stores = {name: OutputStore(run.store(name)) for name in experiment.names}
     inputs = {"stores": {name: [s.model, s.data, len(s)] for name, s in stores.items()}, "head": digest(run.head)}
-
-    def write() -> Iterable[Path]:
-        for name, store in stores.items():
-            path = folder / f"{name}.npz"
-            save_arrays(path, store.load(), head if name == "train" else None, overwrite=True)
-            yield path
-
-    stage = Stage("arrays", study.folder, {**inputs, "sirc": sirc.__version__}, make=write)
+    stage = Stage("arrays", study.folder, {**inputs, "sirc": sirc.__version__})
     if not stage.is_done():
-        stage.run()
+        with stage.remade() as made:
+            for name, store in stores.items():
+                made.append(folder / f"{name}.npz")
+                save_arrays(made[-1], store.load(), head if name == "train" else None, overwrite=True)
     study.files += stage.made

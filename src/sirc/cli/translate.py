@@ -1,0 +1,146 @@
+"""Messages of the library in a command's own terms: its options, or keys of the TOML that it reads.
+
+The library writes code between backticks, and ways out as alternatives: "Fit on more rows, or pass `crossfit=0`." Each
+piece of code is translated. If a command has nothing like it, the alternative that names it is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+
+from typer.models import OptionInfo
+
+from sirc.cli.options import names_of_option, parameters_of
+
+_GONE = "\0"  # stands for code that only works in Python, or not with this command
+_OF_RUNS = ("calibrate", "predict", "try", "export", "plot")  # which open what the TOML of a run names
+_SET = "--set"  # stands for the commands that take `--set`
+_TOML = "TOML"  # stands for these and `_OF_RUNS`
+_TABLES = {
+    **dict.fromkeys(("crossfit", "on_unfit"), "fit"),
+    **dict.fromkeys(("on_error", "dtype"), "extract"),
+    **dict.fromkeys(("num_classes", "checkpoint", "pretrained"), "model"),
+}
+# What commands say for code that is not an option of the same name.
+_WORDS: dict[str, dict[str, str]] = {
+    "create overwrite=": {"extract": "`--overwrite`", "guard": "`--overwrite`", "run": "`--redo extract`"},
+    "train overwrite=": {"train": "`--overwrite`", "run": "`--redo train`"},
+    "fit overwrite=": {"fit": "`--overwrite`", "run": "`--redo fit`"},
+    "relative=": {"select": "`--absolute`"},
+    "preprocess=": {"guard": "`--resize`, `--crop`, `--interpolation`, `--mean` and `--std`"},
+    "delta=None": {"guard": "`--plain`", "calibrate": "`--plain`"},
+    "labelled=": {_TOML: "it as `data.ood.NAME`"},
+    "labels=": {_TOML: "it as `data.ood.NAME`"},
+    "allow_empty=": {_TOML: "`allow_empty = true` in its `options`"},
+    "classes=": {_SET: '`sort = "natural"` or `classes = …` of the dataset in the TOML'},
+    "val=": {_SET: "`data.validation`", "check": "`--tune …`", "select": "`--tune …`"},
+    "test": {"evaluate": "`--id`"},
+    "train": {"guard": "TRAIN"},
+    "val": {"guard": "VAL"},
+}
+# Arguments that errors name without a value, and that are options of these commands.
+_NAMED = {
+    "guard": ("recall", "risk", "score", "classes", "resize", "crop", "interpolation", "mean", "std"),
+    "evaluate": ("train", "val", "crossfit", "spill"),
+    "check": ("train", "crossfit", "level"),
+    "select": ("train", "crossfit", "level", "metric"),
+    "calibrate": ("score", "recall", "risk", "reject_cost"),
+}
+# An argument, alone or in a call: `crossfit=0`, `fit(…, overwrite=True)`. One letter is a parameter of a score.
+_ARGUMENT = re.compile(r"(?:(\w+)\((?:…|\.{3}), )?([a-z_]\w+)=(.*?)\)?")
+_SETTING = re.compile(r"--set ([^=]+)=(.*)")
+_OOD_SET = re.compile(r"""ood\[(['"])(.*)\1\]""")
+# Other code that only works in Python; but not NumPy's, or `module:function`, which files and options name.
+_PYTHON = re.compile(
+    r"""(?!np\.|[\w.]+:).*(
+        \bsirc\.\w  # a name in the package
+        | \b[A-Z]\w*[a-z]\w*[.(]  # a class
+        | \w\.\w+\(  # a method
+        | \[None\]
+        | \b(calibrate|find_head|finish|fit|preprocess_of|sel|set_threshold|update)\(
+    )""",
+    re.VERBOSE,
+)
+
+
+def in_options(command: Callable[..., None], text: str) -> str:
+    """Translate a message of the library for users of a command; the message itself if nothing of it would be left."""
+    name, options = name_of(command), _options(command)
+    kinds = [name, *([_SET] if "set" in options else []), *([_TOML] if "set" in options or name in _OF_RUNS else [])]
+
+    def words(entry: str) -> str:
+        """What `_WORDS` has the command say; empty if that is nothing."""
+        return next((_WORDS[entry][kind] for kind in kinds if kind in _WORDS.get(entry, ())), "")
+
+    def translated(match: re.Match[str]) -> str:
+        code = match[1]
+        if found := _ARGUMENT.fullmatch(code):
+            call, argument, value = found.groups()
+            for entry in (f"{call} {argument}=", f"{argument}={value}"):
+                if entry in _WORDS:
+                    return words(entry) or _GONE
+            plain = value.strip('"') if re.fullmatch(r'"?[\w.+-]+"?', value) else "…"
+            if known := words(f"{argument}="):
+                return known
+            if argument in options:
+                option, kind = options[argument]
+                return f"`{option}`" if kind is bool else f"`{option} {plain}`"
+            if argument not in _TABLES:
+                return _GONE
+            code = f"--set {_TABLES[argument]}.{argument}={plain.lower() if plain in ('True', 'False') else plain}"
+        elif code in _NAMED.get(name, ()):
+            return f"`{options[code][0]}`"
+        elif known := words(code):
+            return known
+        if (found := _OOD_SET.fullmatch(code)) and "ood" in options:
+            return f"`--ood {found[2]}=…`"
+        if (found := _SETTING.fullmatch(code)) and _SET not in kinds:
+            return f"`{found[1]} = {_as_toml(found[2])}` in the TOML" if _TOML in kinds else _GONE
+        return _GONE if _PYTHON.match(code) else f"`{code}`"
+
+    told = re.sub(r"`([^`]*)`", translated, text)
+    told = re.sub(r"(`--[^`]*`) or \1", r"\1", told)
+    told = re.sub(r" in the TOML(?= \w+ `[^`]*` in the TOML)", "", told)
+    return "".join(map(_without_gone, re.split(r"(?<=[.?!])(?= )|(?=\n)", told))).lstrip(" ") or text
+
+
+def _without_gone(sentence: str) -> str:
+    """Drop the alternatives ("this or that; or the other") with code that is gone; nothing is left if all have it.
+
+    If the first alternative goes, the text before its colon stays.
+    """
+    if _GONE not in sentence:
+        return sentence
+    body = sentence.lstrip().rstrip(".?!")
+    space, stop = sentence[: sentence.index(body)], sentence[sentence.index(body) + len(body) :]
+    first, *others = re.split(r"(,? or |; )", body)
+    begin = first.partition(": ")[0] if _GONE in first else first
+    left = [(joint, way) for joint, way in zip(others[::2], others[1::2], strict=True) if _GONE not in way]
+    if _GONE in begin:
+        if not left:
+            return ""
+        begin = left[0][1][:1].upper() + left[0][1][1:]
+        del left[0]
+    return space + begin + "".join(map("".join, left)) + stop
+
+
+def _as_toml(value: str) -> str:
+    return value if re.fullmatch(r"true|false|[\d.+-]+", value) else f'"{value}"'
+
+
+def name_of(command: Callable[..., None]) -> str:
+    """The name by which a command is called: `data check` is not `check`."""
+    return f"data {command.__name__}" if command.__module__.endswith(".data") else command.__name__
+
+
+@functools.cache
+def _options(command: Callable[..., None]) -> dict[str, tuple[str, object]]:
+    """The options of a command, by the argument that each fills, with the kind of its value."""
+    return {
+        parameter.name.rstrip("_"): (names_of_option(parameter.name, info)[0], parameter.annotation.__origin__)
+        for parameter in parameters_of(command)
+        for info in getattr(parameter.annotation, "__metadata__", ())
+        if isinstance(info, OptionInfo)
+    }
