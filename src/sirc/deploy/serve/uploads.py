@@ -113,8 +113,10 @@ class UploadReader:
             self._drop_most_silent()
 
     def _drop_most_silent(self) -> None:
-        body = next(iter(self.reading))
-        self.reading.pop(body).reschedule(0)  # its time is up
+        body, timeout = next(iter(self.reading.items()))
+        del self.reading[body]
+        if not timeout.expired():  # it may just have ended by itself, which its task has not noticed yet
+            timeout.reschedule(0)
         body.release()
 
 
