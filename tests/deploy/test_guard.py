@@ -159,14 +159,15 @@ def test_labels_in_another_order_are_told_once():
 
 
 def test_a_share_of_each_class_is_held_out_and_of_a_small_one_none():
-    from sirc.deploy.guards import _split
+    from sirc.deploy.guards import _hold_out
 
     labels = torch.tensor([0] * 100 + [1] * 10 + [2])
-    held, rest = _split(sirc.Outputs(torch.randn(111, 3), labels=labels))
+    with pytest.warns(DataWarning, match="22 of the 111 rows of `train` set the threshold"):
+        held, rest = _hold_out(sirc.Outputs(torch.randn(111, 3), labels=labels))
     assert held.labels.bincount(minlength=3).tolist() == [20, 2, 0]
     assert len(rest) == sum(map(len, rest)) == 89
     with pytest.raises(ValueError, match=r"at least three rows of a class .* got 3 rows of 3 classes"):
-        _split(sirc.Outputs(torch.randn(3, 3), labels=torch.arange(3)))
+        _hold_out(sirc.Outputs(torch.randn(3, 3), labels=torch.arange(3)))
 
 
 def test_what_was_extracted_is_not_run_again(tmp_path, made):

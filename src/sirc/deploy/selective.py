@@ -20,7 +20,7 @@ from sirc._utils.precision import Convolutions, may_convolve_in_tf32
 from sirc._utils.text import listed, percent
 from sirc.data import Preprocess
 from sirc.deploy.confidence_graph import LOWEST, ConfidenceGraph, precisely
-from sirc.deploy.guard_data import Data, is_unprepared, opened
+from sirc.deploy.guard_data import Data, is_unprepared, opened, require_labels
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 from sirc.deploy.threshold.counts import typical_size
 from sirc.errors import NotFittedError
@@ -433,8 +433,8 @@ class SelectiveClassifier(nn.Module):
             features = self.scoring.needs_features
             known = extract(self.model, known, head=self._hook.name, features=features, labels=labelled)
         assert isinstance(known, Outputs)
-        if labelled and known.labels is None:
-            raise ValueError("validation data must have labels, to know which predictions are right; these have none")
+        if labelled:
+            require_labels("val", known)
         return known
 
     def explain(self, images: Any) -> tuple[Decision, list[str]]:
