@@ -427,7 +427,7 @@ class _Selection:
 def _hold_out(rows: KnownOutputs) -> tuple[Outputs, _Selection]:
     """Hold out the same share of each class, chosen at random; return the rows held out and the rest."""
     require_labels("train", rows)
-    labels = np.concatenate([batch.labels.numpy() for batch in rows.batches(_BATCH) if batch.labels is not None])
+    labels = np.concatenate([batch.labels.cpu().numpy() for batch in rows.batches(_BATCH) if batch.labels is not None])
     share = min(_HELD_OUT, _MOST_HELD_OUT / len(labels))
     order = np.lexsort((np.random.default_rng(_SEED).random(len(labels)), labels))
     counts = np.bincount(labels)

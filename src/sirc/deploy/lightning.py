@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -85,7 +85,8 @@ class GuardCallback(_Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         for name, data in (("train", train), ("val", val)):
-            if isinstance(data, str | Path) or not isinstance(data, Dataset | Iterable):
+            # An iterator would be used up by the first validation.
+            if isinstance(data, str | Path | Iterator) or not isinstance(data, Dataset | Iterable):
                 raise ValueError(f"`{name}` must be a dataset or a loader; got {type(data).__name__}")
         check_type("ood", ood, Mapping | None, "a dict of OOD sets", "Name each: `ood={'textures': data}`")
         self.guard: SelectiveClassifier | None = None
