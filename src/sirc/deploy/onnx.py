@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -211,6 +211,18 @@ class OnnxDecision(NamedTuple):
     label: npt.NDArray[np.int64]
     confidence: npt.NDArray[np.float64]
     accepted: npt.NDArray[np.bool_]
+
+
+ROW = ("label", "class", "confidence", "accepted", "reason")
+"""The columns of `decision_rows`."""
+
+
+def decision_rows(
+    decision: OnnxDecision, reasons: Sequence[str] | None, classes: Sequence[str] | None
+) -> Iterator[tuple[int, str | None, float, bool, str | None]]:
+    """Give each input's label, class, confidence, accepted and reason; without names or reasons these are None."""
+    for image, (label, confidence, accepted) in enumerate(zip(*(column.tolist() for column in decision), strict=True)):
+        yield label, classes[label] if classes else None, confidence, accepted, reasons[image] if reasons else None
 
 
 class OnnxTensor(NamedTuple):

@@ -204,14 +204,11 @@ class Decider:
     def _answers(self, images: Tensor) -> list[tuple[bool, int, float, str]]:
         """Accepted, label, confidence and reason for each image."""
         if isinstance(self._model, OnnxModel):
-            array = images.numpy()
-            self._model.check_size("the image", *array.shape[-2:])
-            by_graph, words = self._model.explain(array)
-            label, confidence, accepted = (column.tolist() for column in by_graph)
-            reasons = ["" if ok else "rejected" for ok in accepted] if words is None else words
-        else:
-            decision, reasons = self._model.explain(images)
-            label, confidence, accepted = (column.tolist() for column in decision[:3])
+            self._model.check_size("the image", *images.shape[-2:])
+        decision, reasons = self._model.explain(images)
+        label, confidence, accepted = (column.tolist() for column in decision[:3])
+        if reasons is None:  # a graph of an earlier version
+            reasons = ["" if ok else "rejected" for ok in accepted]
         return list(zip(accepted, label, confidence, reasons, strict=True))
 
     def table(self, rows: DecisionRows) -> pd.DataFrame:

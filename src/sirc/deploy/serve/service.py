@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 
 import sirc
 from sirc.deploy.confidence_graph import LOWEST
-from sirc.deploy.onnx import OnnxDecision, OnnxModel
+from sirc.deploy.onnx import ROW, OnnxDecision, OnnxModel, decision_rows
 from sirc.deploy.serve.uploads import (
     BUSY,
     FORMATS,
@@ -35,7 +35,7 @@ from sirc.deploy.serve.uploads import (
     count_pixels,
     decode,
 )
-from sirc.deploy.serve.watch import Watch, decision_rows
+from sirc.deploy.serve.watch import Watch
 from sirc.deploy.threshold.text import as_plain
 from sirc.errors import ImageError
 
@@ -154,11 +154,8 @@ class Service:
         return self._normalise(image).numpy()
 
     def _as_json(self, decision: OnnxDecision, reasons: Sequence[str] | None) -> dict[str, object]:
-        names = ("label", "class", "confidence", "accepted", "reason")
-        decisions = [
-            {**dict(zip(names, row, strict=True)), "confidence": as_plain(row[2])}
-            for row in decision_rows(decision, reasons, self.model.classes)
-        ]
+        rows = decision_rows(decision, reasons, self.model.classes)
+        decisions = [{**dict(zip(ROW, row, strict=True)), "confidence": as_plain(row[2])} for row in rows]
         return {"decisions": decisions, "spec": self.model.spec, "threshold": as_plain(self.model.threshold.value)}
 
     async def is_ready(self) -> bool:

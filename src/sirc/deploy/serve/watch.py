@@ -24,7 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from sirc._utils.files import PathLike, atomic_write, read_safetensors, try_lock, write_safetensors
 from sirc._utils.imports import needing
 from sirc.deploy.monitor import Monitor, Monitoring
-from sirc.deploy.onnx import OnnxDecision, OnnxModel
+from sirc.deploy.onnx import OnnxDecision, OnnxModel, decision_rows
 from sirc.errors import StoreError
 
 if TYPE_CHECKING:
@@ -36,9 +36,8 @@ _POINTS = 256  # of the history, at most: beyond that every second one is droppe
 _FIELDS = ("time", "inputs", "rate", "low", "high", "e_value", "ood_share")
 _ROWS = 20_000  # of one file of the log
 _KEPT = 100_000  # rows of the log that wait for a disk that takes none
-DecisionRow: TypeAlias = tuple[int, str | None, float, bool, str | None]
 LogRow: TypeAlias = tuple[float, str, int, int, str | None, float, bool, str | None]
-"""A row of the log: the columns of `_table`, the last five of which are a `DecisionRow`."""
+"""A row of the log: the columns of `_table`, the last five of which are those of `decision_rows`."""
 
 
 @final
@@ -203,14 +202,6 @@ def _held(state: Path | None) -> Iterator[None]:
         if locked is None:
             _log.warning("'%s' cannot be locked here: let no other service have it", state)
         yield
-
-
-def decision_rows(
-    decision: OnnxDecision, reasons: Sequence[str] | None, classes: Sequence[str] | None
-) -> Iterator[DecisionRow]:
-    """Give each image's label, class, confidence, accepted and reason; without names or reasons these are None."""
-    for image, (label, confidence, accepted) in enumerate(zip(*(column.tolist() for column in decision), strict=True)):
-        yield label, classes[label] if classes else None, confidence, accepted, reasons[image] if reasons else None
 
 
 def _point(now: float, report: Monitoring) -> tuple[float, ...]:
