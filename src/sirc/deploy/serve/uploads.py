@@ -157,9 +157,9 @@ class _Body:
         parser.on_end = ended.set  # type: ignore[method-assign]  # at the last boundary
         try:
             form = await parser.parse()
+        except RefusedError:
+            raise
         except (MultiPartException, ValueError) as error:
-            if isinstance(error, RefusedError):
-                raise
             text = error.message if isinstance(error, MultiPartException) else "its text cannot be read"
             if text.startswith("Too many files"):
                 text = f"a request must have at most {most} images; it has more. Send several requests"
