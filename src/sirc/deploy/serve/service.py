@@ -37,7 +37,6 @@ from sirc.deploy.serve.uploads import (
 )
 from sirc.deploy.serve.watch import Watch
 from sirc.deploy.threshold.text import as_plain
-from sirc.errors import ImageError
 
 T = TypeVar("T")
 _Decided: TypeAlias = tuple[OnnxDecision, list[str] | None]  # with the reasons, if the graph gives them
@@ -46,7 +45,6 @@ _BATCH = 16  # images that the graph sees at once
 _PIXEL_BYTES = 16  # memory to decode or scale a pixel, at most: what WebP takes
 _PREPARED_BYTES = 24  # memory of a prepared pixel: three float32, in the image and again in the batch
 _LIGHT = 1 << 25  # bytes of light work: an image of two million pixels, or a batch of smaller ones
-_HEADERS = {408: {"Connection": "close"}, 503: {"Retry-After": "1"}}
 _READY_SECONDS = 5.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:=+/@-]{1,128}")
 KINDS = (
@@ -81,18 +79,9 @@ class Service:
             refused = None
             try:
                 answer = JSONResponse(self._as_json(*await self._answer(request, name)))
-            except RefusedError as error:
-                refused = error
-            except ImageError as error:
-                refused = RefusedError(422, "wrong_size", str(error))
-            except ClientDisconnect:
-                refused = RefusedError(400, "disconnected", "the client went away before it was answered")
-            except Exception:  # the details are for the log, not for the client
-                _log.exception("a request failed")
-                refused = RefusedError(500, "internal", "the request failed; the service's log tells why")
-            if refused is not None:
-                content = {"error": refused.message, "kind": refused.kind}
-                answer = JSONResponse(content, refused.status, headers=_HEADERS.get(refused.status))
+            except Exception as error:
+                refused = RefusedError.because(error)
+                answer = refused.answer()
         answer.headers["X-Request-ID"] = name
         self.metrics.count_request(answer.status_code, refused and refused.kind, time.monotonic() - began)
         return answer
