@@ -254,22 +254,10 @@ class OnnxGraph:
         if path.suffix == ".safetensors":
             raise StoreError(f"'{path}' is no graph: make one of it with `sirc export` or `export_onnx`.")
         check_at_least("threads", threads, 0)
-        with needing("running an exported graph", "onnxruntime", "onnx"):
-            import onnxruntime
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3
-        # Threads that spin while they wait would take the cores from other requests.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # The digest covers this file alone: weights in another one are not read.
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
         data = path.read_bytes()  # what is checked is what runs, even if the file changes meanwhile
         try:
             sealed = _is_sealed(data)
-            try:
-                self._session: Any = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-            except Exception as error:  # onnxruntime has errors of its own, which share no class
-                raise StoreError(f"onnxruntime cannot run it ({str(error).partition(chr(10))[0]})") from error
+            self._session = _session_of(data, threads)
             self.inputs = [value.name for value in self._session.get_inputs()]
             facts, outputs = _facts_of(self._session, sealed), {output.name for output in self._session.get_outputs()}
             if missing := set(_OUTPUTS) - outputs:
@@ -331,6 +319,22 @@ class OnnxGraph:
         columns = self._session.run(self._outputs, {name: x.numpy() for name, x in given.items()})
         words = self._reasons
         return OnnxDecision(*columns[:3]), None if words is None else [words[number] for number in columns[3].tolist()]
+
+
+def _session_of(data: bytes, threads: int) -> Any:
+    with needing("running an exported graph", "onnxruntime", "onnx"):
+        import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    # Threads that spin while they wait would take the cores from other requests.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # The digest covers this file alone: weights in another one are not read.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
+    try:
+        return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has errors of its own, which share no class
+        raise StoreError(f"onnxruntime cannot run it ({first_line(error)})") from error
 
 
 def _fitting(taken: OnnxTensor, values: ArrayLike) -> Tensor:

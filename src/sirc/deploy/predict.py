@@ -189,27 +189,25 @@ class Decider:
 
     def rows(self, reading: IndexedBatch) -> DecisionRows:
         """The rows of a batch, by the number of the image."""
-        broken = {item.index: item.why for item in reading.lost}
+        rows: DecisionRows = {item.index: (False, None, None, "", item.why) for item in reading.lost}
+        if isinstance(reading.batch, Tensor):
+            rows.update(zip(reading.index, self._decide(reading.batch), strict=True))
+        return rows
+
+    def _decide(self, images: Tensor) -> list[_DecisionRow]:
         try:
-            answers = self._answers(reading.batch) if isinstance(reading.batch, Tensor) else []
+            if isinstance(self._model, OnnxModel):
+                self._model.check_size("the image", *images.shape[-2:])
+            decision, reasons = self._model.explain(images)
         except (ImageError, RuntimeError) as error:
             # A model may fail on an image of an odd size; on a batch of equal sizes the fault is the model's.
             if isinstance(error, RuntimeError) and self.one_size:
                 raise
-            answers = []
-            broken |= {index: str(error) for index in reading.index}
-        rows: DecisionRows = {index: (*row, "") for index, row in zip(reading.index, answers, strict=False)}
-        return rows | {index: (False, None, None, "", why) for index, why in broken.items()}
-
-    def _answers(self, images: Tensor) -> list[tuple[bool, int, float, str]]:
-        """Accepted, label, confidence and reason for each image."""
-        if isinstance(self._model, OnnxModel):
-            self._model.check_size("the image", *images.shape[-2:])
-        decision, reasons = self._model.explain(images)
+            return [(False, None, None, "", str(error))] * len(images)
         label, confidence, accepted = (column.tolist() for column in decision[:3])
         if reasons is None:  # a graph of an earlier version
             reasons = ["" if ok else "rejected" for ok in accepted]
-        return list(zip(accepted, label, confidence, reasons, strict=True))
+        return list(zip(accepted, label, confidence, reasons, [""] * len(label), strict=True))
 
     def table(self, rows: DecisionRows) -> pd.DataFrame:
         """The rows as a table with class names, in the order of the images' numbers."""
