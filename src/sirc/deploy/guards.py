@@ -46,7 +46,6 @@ _MOST_HELD_OUT = 10_000  # of those rows
 _SEED = 0  # of their choice
 _BATCH = 8192  # stored rows read at a time
 _FEW_REJECTED = 5  # validation rows: of fewer, nothing is told
-_NOTHING = "It accepts nothing: no threshold keeps the promise."
 
 
 def guard(
@@ -163,8 +162,9 @@ def guard(
     place = next(network.parameters(), rows.logits).device
     with warnings.catch_warnings():
         if ensemble:  # a remark says the same
-            told = "`scod` does with fewer witnesses: `residual`, `vim`: `head`"
-            warnings.filterwarnings("ignore", told, DataWarning)
+            warnings.filterwarnings(
+                "ignore", "`scod` does with fewer witnesses: `residual`, `vim`: `head`", DataWarning
+            )
         scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
     made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)
     # On a CPU large images run in small steps: of too few, nothing can be seen.
@@ -276,33 +276,42 @@ def _as_one(model: nn.Module | str | Sequence[nn.Module]) -> nn.Module | str:
 
 def in_words(guard: SelectiveClassifier) -> str:
     """Say in about five lines what was done, what is promised and what cannot be promised."""
-    threshold, scorer, name = guard._check_threshold(), guard.scorer, type(guard.model).__name__
+    threshold, scorer = guard._check_threshold(), guard.scorer
     fitted = f", fitted on {scorer.fitted_rows:,} training rows" if scorer.fitted_rows else ""
     reads = guard.scoring.needs_features and guard.head_name
     layer = f" with the features that '{shorten(reads)}' receives" if reads else ""
-    here = ""
-    if guard.calibration is not None and guard.calibration_correct is not None and threshold.feasible:
-        sample = "a sample of " if len(guard.calibration) >= SAMPLE else ""
-        confidence, right = map(calibration_sample, (guard.calibration, guard.calibration_correct))  # as a file keeps
-        right, accepted = right.bool(), confidence >= threshold.value
-        wrong, all_wrong = (percent(float((~right[rows]).double().mean())) for rows in (accepted, right | ~right))
-        here = (
-            f": of {sample}{len(right):,} validation rows, {percent(float(accepted[right].double().mean()))} of the "
-            f"{int(right.sum()):,} that it gets right (ID✓), and {int((accepted & ~right).sum()):,} of the "
-            f"{int((~right).sum()):,} that it gets wrong (ID✗). Of what it accepts {wrong} is wrong, of all {all_wrong}"
-        )
+    accepts = "It accepts nothing: no threshold keeps the promise."
+    if threshold.feasible:
+        accepts = f"It accepts confidences of at least {threshold.value:.6g}{_of_validation(guard, threshold.value)}."
     promise = threshold.guarantee.partition(" (The plain")[0]
     seen = "only some" if "ood" in threshold.sizes else "none"
     errors = "" if threshold.rule == "risk" else "how many errors it accepts; "
     lines = [
-        f'{name} that may say "I don\'t know": score `{guard.spec}`{fitted}{layer}.',
-        f"It accepts confidences of at least {threshold.value:.6g}{here}." if threshold.feasible else _NOTHING,
+        f'{type(guard.model).__name__} that may say "I don\'t know": score `{guard.spec}`{fitted}{layer}.',
+        accepts,
         f"Promise: {promise[:1].upper()}{promise[1:]}",
         *guard.remarks,
         f"Cannot promise: how much OOD input it rejects, as it has seen {seen}; {errors}and anything about inputs "
         "unlike the validation rows. `sirc.monitor` watches for those.",
     ]
     return "\n".join(map(printable, lines))  # the names of classes may hold anything
+
+
+def _of_validation(guard: SelectiveClassifier, threshold: float) -> str:
+    """Say what is accepted of the validation rows; nothing where it is not known which are right."""
+    if guard.calibration is None or guard.calibration_correct is None:
+        return ""
+    sample = "a sample of " if len(guard.calibration) >= SAMPLE else ""
+    accepted = calibration_sample(guard.calibration) >= threshold  # the rows that a file keeps
+    right = calibration_sample(guard.calibration_correct).bool()
+    recall, errors, all_errors = (
+        percent(float(rows.double().mean())) for rows in (accepted[right], ~right[accepted], ~right)
+    )
+    return (
+        f": of {sample}{len(right):,} validation rows, {recall} of the {int(right.sum()):,} that it gets right (ID✓), "
+        f"and {int((accepted & ~right).sum()):,} of the {int((~right).sum()):,} that it gets wrong (ID✗). Of what it "
+        f"accepts {errors} is wrong, of all {all_errors}"
+    )
 
 
 def _named(text: str, names: Sequence[str] | None) -> tuple[nn.Module, Preprocess | None]:
@@ -484,13 +493,14 @@ def _premise(scorer: Scorer, score: str, rows: Outputs) -> str:
     if not specs or not bool(rows.correct.any()):
         return ""
     verdicts = check_assumptions(Scorer(specs, scorer.parameters), rows).verdicts
-    found: dict[str, tuple[str, list[str]]] = {}
+    alike: dict[str, list[str]] = {}
+    reasons: dict[str, str] = {}  # the first of each kind of verdict
     for s2, verdict in verdicts.items():
-        kind, _, reasons = verdict.partition(": ")
-        why = re.split(r"; (?![^(]*\))", reasons)[0]
-        found.setdefault(kind, (f", as {why}" if why else "", []))[1].append(f"`{s2}`")
-    told = "; ".join(f"{kind} for {listed(s2)}{why}" for kind, (why, s2) in found.items())
-    return f"Premise, that features do not speak against what it gets right: {told}."
+        kind, _, why = verdict.partition(": ")
+        alike.setdefault(kind, []).append(f"`{s2}`")
+        reasons.setdefault(kind, re.split(r"; (?![^(]*\))", why)[0])
+    parts = [f"{kind} for {listed(s2)}{', as ' * bool(reasons[kind])}{reasons[kind]}" for kind, s2 in alike.items()]
+    return f"Premise, that features do not speak against what it gets right: {'; '.join(parts)}."
 
 
 def _cost(val: object, rows: Outputs, names: Sequence[str] | None) -> str:
