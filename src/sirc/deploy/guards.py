@@ -162,9 +162,8 @@ def guard(
     place = next(network.parameters(), rows.logits).device
     with warnings.catch_warnings():
         if ensemble:  # a remark says the same
-            warnings.filterwarnings(
-                "ignore", "`scod` does with fewer witnesses: `residual`, `vim`: `head`", DataWarning
-            )
+            fewer = "`scod` does with fewer witnesses: `residual`, `vim`: `head`"
+            warnings.filterwarnings("ignore", fewer, DataWarning)
         scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
     made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)
     # On a CPU large images run in small steps: of too few, nothing can be seen.
@@ -497,9 +496,10 @@ def _premise(scorer: Scorer, score: str, rows: Outputs) -> str:
     reasons: dict[str, str] = {}  # the first of each kind of verdict
     for s2, verdict in verdicts.items():
         kind, _, why = verdict.partition(": ")
+        first = re.split(r"; (?![^(]*\))", why)[0]
         alike.setdefault(kind, []).append(f"`{s2}`")
-        reasons.setdefault(kind, re.split(r"; (?![^(]*\))", why)[0])
-    parts = [f"{kind} for {listed(s2)}{', as ' * bool(reasons[kind])}{reasons[kind]}" for kind, s2 in alike.items()]
+        reasons.setdefault(kind, f", as {first}" if first else "")
+    parts = [f"{kind} for {listed(s2)}{reasons[kind]}" for kind, s2 in alike.items()]
     return f"Premise, that features do not speak against what it gets right: {'; '.join(parts)}."
 
 
