@@ -337,7 +337,7 @@ class SelectiveClassifier(nn.Module):
             threshold = at_risk(confidence, outputs.correct, risk, delta=delta, tolerance=tolerance)
         self.calibration = confidence.cpu()
         self.calibration_correct = None if outputs.labels is None else outputs.correct.cpu()
-        return self._with(threshold)
+        return self._use(threshold)
 
     def _confidences(self, outputs: Outputs) -> Tensor:
         # In float64 on any device, as in the graph that decides: the row that sets the threshold must reach it.
@@ -401,9 +401,9 @@ class SelectiveClassifier(nn.Module):
         number = check_number("threshold", value)
         self.calibration = self.calibration_correct = None
         text = "none: the threshold was given"
-        return self._with(Threshold(number, "given", None, None, True, {}, {}, {}, text, ""))
+        return self._use(Threshold(number, "given", None, None, True, {}, {}, {}, text, ""))
 
-    def _with(self, threshold: Threshold) -> Self:
+    def _use(self, threshold: Threshold) -> Self:
         self.threshold, self.remarks = threshold, ()
         # An input without a computable confidence is never accepted, not even by a threshold of −∞.
         self.scoring.limit.fill_(threshold.value if threshold.value != -math.inf else math.nextafter(LOWEST, 0))
@@ -479,11 +479,12 @@ class SelectiveClassifier(nn.Module):
         )
         done, accepts, *promises = str(self).splitlines()
         counts = [f"{int((one >= threshold.value).sum()):,} of {len(one):,} in {name}" for name, one in others.items()]
-        feasible = threshold.value < float("inf")
-        outside = [f"Of OOD input it accepts {listed(counts)}."] if counts and feasible else []
-        sliders = "The sliders show other thresholds, each by its recall of these validation rows."
-        own = f" This classifier's own threshold is {threshold.value:.6g}, with a recall of {percent(recall)} of them."
-        notes = [done, accepts, *outside, *promises, sliders + own * feasible]
+        outside, sliders = [], "The sliders show other thresholds, each by its recall of these validation rows."
+        if threshold.value < math.inf:
+            outside = [f"Of OOD input it accepts {listed(counts)}."] if counts else []
+            own = f"threshold is {threshold.value:.6g}, with a recall of {percent(recall)} of them."
+            sliders += f" This classifier's own {own}"
+        notes = [done, accepts, *outside, *promises, sliders]
         return ev.report(path, title=title or "What this classifier accepts", notes=notes, overwrite=overwrite)
 
     def __str__(self) -> str:
