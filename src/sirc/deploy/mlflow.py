@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 from sirc._utils.files import PathLike
 from sirc._utils.imports import DISTRIBUTION, missing_package
 from sirc.deploy.batch_callables import DecideImages
-from sirc.deploy.onnx import ROW, OnnxGraph, decision_rows
+from sirc.deploy.onnx import ROW, OnnxGraph
 from sirc.deploy.predict import COLUMNS
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ class _ArrayModel:
         """Decide about an array, or a dict of them; there are no `params`."""
         import pandas as pd
 
-        rows = decision_rows(*self._graph.explain(batch), self._graph.classes)
-        return pd.DataFrame(rows, columns=ROW)[_DECISION]
+        return pd.DataFrame(self._graph.rows(batch), columns=ROW)[_DECISION]
 
 
 def _described(graph: PathLike, **options: Any) -> dict[str, Any]:

@@ -8,8 +8,9 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -213,16 +214,20 @@ class OnnxDecision(NamedTuple):
     accepted: npt.NDArray[np.bool_]
 
 
+class OnnxRow(NamedTuple):
+    """The decision about one input."""
+
+    label: int
+    class_name: str | None
+    """None where the graph does not name its classes."""
+    confidence: float
+    accepted: bool
+    reason: str | None
+    """None in a graph that an earlier version exported."""
+
+
 ROW = ("label", "class", "confidence", "accepted", "reason")
-"""The columns of `decision_rows`."""
-
-
-def decision_rows(
-    decision: OnnxDecision, reasons: Sequence[str] | None, classes: Sequence[str] | None
-) -> Iterator[tuple[int, str | None, float, bool, str | None]]:
-    """Give each input's label, class, confidence, accepted and reason; without names or reasons these are None."""
-    for image, (label, confidence, accepted) in enumerate(zip(*(column.tolist() for column in decision), strict=True)):
-        yield label, classes[label] if classes else None, confidence, accepted, reasons[image] if reasons else None
+"""The fields of an `OnnxRow`, as tables and answers name them."""
 
 
 class OnnxTensor(NamedTuple):
@@ -319,6 +324,13 @@ class OnnxGraph:
         columns = self._session.run(self._outputs, {name: x.numpy() for name, x in given.items()})
         words = self._reasons
         return OnnxDecision(*columns[:3]), None if words is None else [words[number] for number in columns[3].tolist()]
+
+    def rows(self, batch: ArrayLike | Mapping[str, ArrayLike]) -> list[OnnxRow]:
+        """Decide, and give the decisions input by input."""
+        decision, reasons = self.explain(batch)
+        labels, confidences, accepted = (column.tolist() for column in decision)
+        names = [self.classes[label] if self.classes else None for label in labels]
+        return list(map(OnnxRow, labels, names, confidences, accepted, reasons or repeat(None)))
 
 
 def _session_of(data: bytes, threads: int) -> Any:

@@ -24,7 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from sirc._utils.files import PathLike, atomic_write, read_safetensors, try_lock, write_safetensors
 from sirc._utils.imports import needing
 from sirc.deploy.monitor import Monitor, Monitoring
-from sirc.deploy.onnx import OnnxDecision, OnnxModel, decision_rows
+from sirc.deploy.onnx import OnnxModel, OnnxRow
 from sirc.errors import StoreError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _FIELDS = ("time", "inputs", "rate", "low", "high", "e_value", "ood_share")
 _ROWS = 20_000  # of one file of the log
 _KEPT = 100_000  # rows of the log that wait for a disk that takes none
 LogRow: TypeAlias = tuple[float, str, int, int, str | None, float, bool, str | None]
-"""A row of the log: the columns of `_table`, the last five of which are those of `decision_rows`."""
+"""A row of the log: the columns of `_table`, the last five of which are an `OnnxRow`."""
 
 
 @final
@@ -79,12 +79,12 @@ class Watch:
             self._monitor, self._history = Monitor(calibration, threshold, self._delta), []
         self._saved = -1
 
-    def take(self, decision: OnnxDecision, reasons: Sequence[str] | None, request: str) -> None:
+    def take(self, rows: Sequence[OnnxRow], request: str) -> None:
         """Take the decisions about one request's images."""
         with self._lock:
             self._now = max(self._now, time.time())  # a clock may be set back; rows keep their order
             if self._monitor is not None:
-                values = decision.confidence
+                values = np.array([row.confidence for row in rows])
                 self._monitor.update(np.where(np.isnan(values), -np.inf, values))
                 inputs, last = self._monitor.inputs, self._history[-1][1] if self._history else 0
                 if inputs - last >= 2 ** math.ceil(math.log2(max(1.0, inputs / _POINTS))):
@@ -92,7 +92,6 @@ class Watch:
                 if len(self._history) > _POINTS:
                     del self._history[::2]
             if self.log is not None:
-                rows = decision_rows(decision, reasons, self._model.classes)
                 self.log.add([(self._now, request, image, *row) for image, row in enumerate(rows)])
 
     def about(self) -> dict[str, object]:
