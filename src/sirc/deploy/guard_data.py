@@ -48,7 +48,7 @@ def require_labels(name: str, rows: KnownOutputs) -> None:
 
 
 def first_inputs(count: int, *sources: Any) -> object:
-    """Read the first inputs, fewer where some are broken, of the first source from which that takes none away."""
+    """Read the first inputs, fewer where some are broken, of the first source that can be read again."""
     return next((batch for source in sources if (batch := _first_of(source, count)) is not None), None)
 
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from sirc._utils.checks import check_device, check_path, check_type
 from sirc._utils.files import PathLike
-from sirc._utils.text import first_line, listed, percent, shorten
+from sirc._utils.text import first_line, listed, shorten
 from sirc._utils.warn import warn
-from sirc.data import ImageSet, Preprocess, printable
+from sirc.data import ImageSet, Preprocess
 from sirc.deploy.guard_data import Data, KnownOutputs, first_inputs, is_unprepared, opened, require_labels, size_of
-from sirc.deploy.saved import SAMPLE, calibration_sample
+from sirc.deploy.saved import read
 from sirc.deploy.selective import TRIED, TRIED_FIRST, SelectiveClassifier, largest_batch, names_of, refuse_compiled
 from sirc.deploy.threshold import at_recall
 from sirc.deploy.threshold.risk_test import require_rows
@@ -197,8 +197,6 @@ def load_guard(path: PathLike, model: nn.Module | str | Sequence[nn.Module]) -> 
     """
     model = _as_one(model)
     if isinstance(model, str):
-        from sirc.deploy.saved import read
-
         model, _ = named(model, read(path)[0].get("num_classes"))
     return SelectiveClassifier.load(path, model)
 
@@ -239,7 +237,7 @@ def _opened(
 @final
 @dataclass(frozen=True)
 class Promise:
-    """What a threshold is to keep: a recall, or a risk; where `delta` is None, only on the rows at hand."""
+    """A recall or a risk to keep on future data with probability 1 − δ; without `delta`, on the rows at hand."""
 
     recall: float | None
     risk: float | None
@@ -271,46 +269,6 @@ class Promise:
 def _as_one(model: nn.Module | str | Sequence[nn.Module]) -> nn.Module | str:
     """Join several models into one; leave everything else as it is."""
     return Ensemble(model) if isinstance(model, list | tuple) else model  # type: ignore[return-value]
-
-
-def in_words(guard: SelectiveClassifier) -> str:
-    """Say in about five lines what was done, what is promised and what cannot be promised."""
-    threshold, scorer = guard._check_threshold(), guard.scorer
-    fitted = f", fitted on {scorer.fitted_rows:,} training rows" if scorer.fitted_rows else ""
-    reads = guard.scoring.needs_features and guard.head_name
-    layer = f" with the features that '{shorten(reads)}' receives" if reads else ""
-    accepts = "It accepts nothing: no threshold keeps the promise."
-    if threshold.feasible:
-        accepts = f"It accepts confidences of at least {threshold.value:.6g}{_of_validation(guard, threshold.value)}."
-    promise = threshold.guarantee.partition(" (The plain")[0]
-    seen = "only some" if "ood" in threshold.sizes else "none"
-    errors = "" if threshold.rule == "risk" else "how many errors it accepts; "
-    lines = [
-        f'{type(guard.model).__name__} that may say "I don\'t know": score `{guard.spec}`{fitted}{layer}.',
-        accepts,
-        f"Promise: {promise[:1].upper()}{promise[1:]}",
-        *guard.remarks,
-        f"Cannot promise: how much OOD input it rejects, as it has seen {seen}; {errors}and anything about inputs "
-        "unlike the validation rows. `sirc.monitor` watches for those.",
-    ]
-    return "\n".join(map(printable, lines))  # the names of classes may hold anything
-
-
-def _of_validation(guard: SelectiveClassifier, threshold: float) -> str:
-    """Say what is accepted of the validation rows; nothing where it is not known which are right."""
-    if guard.calibration is None or guard.calibration_correct is None:
-        return ""
-    sample = "a sample of " if len(guard.calibration) >= SAMPLE else ""
-    accepted = calibration_sample(guard.calibration) >= threshold  # the rows that a file keeps
-    right = calibration_sample(guard.calibration_correct).bool()
-    recall, errors, all_errors = (
-        percent(float(rows.double().mean())) for rows in (accepted[right], ~right[accepted], ~right)
-    )
-    return (
-        f": of {sample}{len(right):,} validation rows, {recall} of the {int(right.sum()):,} that it gets right (ID✓), "
-        f"and {int((accepted & ~right).sum()):,} of the {int((~right).sum()):,} that it gets wrong (ID✗). Of what it "
-        f"accepts {errors} is wrong, of all {all_errors}"
-    )
 
 
 def _named(text: str, names: Sequence[str] | None) -> tuple[nn.Module, Preprocess | None]:

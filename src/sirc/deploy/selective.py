@@ -21,6 +21,9 @@ from sirc._utils.text import listed, percent
 from sirc.data import Preprocess
 from sirc.deploy.confidence_graph import LOWEST, ConfidenceGraph, precisely
 from sirc.deploy.guard_data import Data, is_unprepared, opened, require_labels
+from sirc.deploy.hub import push
+from sirc.deploy.saved import contents, load
+from sirc.deploy.summary import summary
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 from sirc.deploy.threshold.counts import typical_size
 from sirc.errors import NotFittedError
@@ -488,9 +491,7 @@ class SelectiveClassifier(nn.Module):
         return ev.report(path, title=title or "What this classifier accepts", notes=notes, overwrite=overwrite)
 
     def __str__(self) -> str:
-        from sirc.deploy.guards import in_words
-
-        return super().__str__() if self.threshold is None else in_words(self)
+        return super().__str__() if self.threshold is None else summary(self)
 
     def save(self, path: PathLike, *, overwrite: bool = False) -> None:
         """Write scorer, threshold, guarantee, class names, preprocessing and the model's fingerprint; not the model.
@@ -503,8 +504,6 @@ class SelectiveClassifier(nn.Module):
             >>> sirc.load_guard(path, model).threshold.value
             1.5
         """
-        from sirc.deploy.saved import contents
-
         write_safetensors(path, *contents(self), overwrite=overwrite)
 
     @classmethod
@@ -519,8 +518,6 @@ class SelectiveClassifier(nn.Module):
             >>> sirc.SelectiveClassifier.load(path, model).spec
             'msp'
         """
-        from sirc.deploy.saved import load
-
         check_type("model", model, nn.Module, "a torch.nn.Module")
         return load(path, model)
 
@@ -540,8 +537,6 @@ class SelectiveClassifier(nn.Module):
         write stays, and the card becomes GUARD.md. Needs `pip install 'torch-sirc[hub]'`, and `hf auth login` or
         `HF_TOKEN`.
         """
-        from sirc.deploy.hub import push
-
         return push(self, repo_id, onnx=onnx, network=network, private=private)
 
     def export_onnx(
