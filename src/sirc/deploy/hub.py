@@ -15,6 +15,7 @@ from sirc._utils.checks import check_path, check_type
 from sirc._utils.files import PathLike
 from sirc._utils.imports import DISTRIBUTION, needing
 from sirc._utils.text import as_markdown, first_line, shorten, without_links
+from sirc.models import fingerprint
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -90,8 +91,6 @@ def push(
 
 def card(guard: SelectiveClassifier, repo_id: str, *, network: str | None, graph: bool) -> bytes:
     """The card in Markdown: how to load the guard, what it does, promises and cannot promise."""
-    from sirc.models import fingerprint
-
     # Names of classes in these lines may look like links.
     about = without_links(html.escape(str(guard), quote=False))
     done, accepts, promise, *remarks, cannot = about.splitlines()

@@ -27,6 +27,7 @@ from sirc.deploy.summary import summary
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 from sirc.deploy.threshold.counts import typical_size
 from sirc.errors import NotFittedError
+from sirc.extraction import extract, ran_in_half
 from sirc.models import (
     FeatureHook,
     call_model,
@@ -356,10 +357,8 @@ class SelectiveClassifier(nn.Module):
     def _tolerance(self, val: object, outputs: Outputs, confidence: Tensor, batch: GivenBatch | None) -> float:
         """The tolerance for these outputs, or more where the batch shows that confidences change more."""
         dtypes = [x.dtype for x in (outputs.logits, outputs.features) if x is not None]
-        if isinstance(val, OutputStore):
-            from sirc.extraction import ran_in_half
-
-            dtypes += [torch.bfloat16] if ran_in_half(val) else []
+        if isinstance(val, OutputStore) and ran_in_half(val):
+            dtypes.append(torch.bfloat16)
         share = self.tolerance(*dtypes)
         # A weight of more than two dimensions is a kernel, as a rule.
         kernels = any(x.ndim > 2 and x.dtype == torch.float32 for x in self.model.parameters())
@@ -426,8 +425,6 @@ class SelectiveClassifier(nn.Module):
             known.check_model(fingerprint(self.model))
             known = known.load()
         elif not isinstance(known, Outputs):
-            from sirc.extraction import extract
-
             features = self.scoring.needs_features
             known = extract(self.model, known, head=self._hook.name, features=features, labels=labelled)
         assert isinstance(known, Outputs)
