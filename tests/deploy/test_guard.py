@@ -511,7 +511,7 @@ def test_batches_of_text_are_taken_by_name():
 
 @pytest.mark.filterwarnings("ignore:typical training rows")
 def test_the_premise_names_a_witness_that_misleads():
-    from sirc.deploy.guards import _premise
+    from sirc.deploy.guards import _premise_remark
 
     make = torch.Generator().manual_seed(0)
     logits = torch.randn(800, 4, generator=make) * 3
@@ -520,10 +520,10 @@ def test_the_premise_names_a_witness_that_misleads():
     features = torch.randn(800, 6, generator=make).abs() + 3 * (~right[:, None])  # errors have the larger norms
     rows = sirc.Outputs(logits, features, labels)
     scorer = sirc.fit("sirc(msp, l1)", rows[:400])
-    text = _premise(scorer, "sirc(msp, l1)", rows[400:])
+    text = _premise_remark(scorer, "sirc(msp, l1)", rows[400:])
     assert "does not hold for `l1`, as l1 ranks right predictions below wrong ones" in text
     assert np.char.count(text, "\n") == 0
-    assert _premise(sirc.Scorer("msp"), "msp", rows) == ""
+    assert _premise_remark(sirc.Scorer("msp"), "msp", rows) == ""
 
 
 def test_what_the_promise_lacks_is_told_before_the_model_runs_on_train(folders):

@@ -128,9 +128,9 @@ def guard(
     ensemble = isinstance(network, Ensemble)
     _check_score(score, ensemble)  # a name may be that of an ensemble
     if preprocess is not None or is_unprepared(train) or is_unprepared(val):
-        given, preprocess = preprocess, _preparation(network, published, preprocess)
+        given, preprocess = preprocess, _chosen_preprocess(network, published, preprocess)
         if not isinstance(given, Preprocess):
-            show.note(_prepared(preprocess))
+            show.note(_preprocess_note(preprocess))
         train, val = (one.with_transform(preprocess.test()) if is_unprepared(one) else one for one in (train, val))
     if (few := first_inputs(2, val, train)) is not None:
         head = _first_run(network, few, head, names, find=needs_features)
@@ -171,9 +171,9 @@ def guard(
     tried = enough[0] if enough else first_inputs(TRIED, val, train)
     with labels_checked():  # by `_checked_rows`
         made.calibrate(validation, images=tried, **vars(promise))
-        premise = _premise(scorer, score, rows)
+        premise = _premise_remark(scorer, score, rows)
     _warn_of_margin(made)
-    remarks = (_members(network) if needs_features else "", premise, _cost(val, rows, names))
+    remarks = (_ensemble_remark(network) if needs_features else "", premise, _validation_remark(val, rows, names))
     made.remarks = tuple(filter(None, remarks))
     if not isinstance(progress, Progress):  # who shows progress in another way may print it
         show.note(str(made))
@@ -279,7 +279,7 @@ def _named(text: str, names: Sequence[str] | None) -> tuple[nn.Module, Preproces
         raise StoreError(re.sub(r"pass `num_classes=\d+`", counted, str(error))) from error
 
 
-def _preparation(
+def _chosen_preprocess(
     model: nn.Module, known: Preprocess | None, given: Preprocess | Mapping[str, Any] | None
 ) -> Preprocess:
     """How images are prepared: as given, or as published but for the given differences."""
@@ -303,7 +303,7 @@ def _preparation(
     return made
 
 
-def _prepared(preprocess: Preprocess) -> str:
+def _preprocess_note(preprocess: Preprocess) -> str:
     """Say how images are prepared: weights that were trained otherwise lose accuracy, and nothing fails."""
     size, crop = preprocess.resize, preprocess.crop
     side = " × ".join(map(str, size)) if isinstance(size, tuple) else size
@@ -428,7 +428,7 @@ def _warn_of_margin(made: SelectiveClassifier) -> None:
         )
 
 
-def _members(network: nn.Module) -> str:
+def _ensemble_remark(network: nn.Module) -> str:
     """One line about the features of an ensemble; nothing for other networks."""
     if not isinstance(network, Ensemble):
         return ""
@@ -438,7 +438,7 @@ def _members(network: nn.Module) -> str:
     )
 
 
-def _premise(scorer: Scorer, score: str, rows: Outputs) -> str:
+def _premise_remark(scorer: Scorer, score: str, rows: Outputs) -> str:
     """One line that says for which S2 scores SIRC's premise holds; nothing for a score without S2."""
     from sirc.evaluation.premise import check_assumptions
 
@@ -461,8 +461,8 @@ def _premise(scorer: Scorer, score: str, rows: Outputs) -> str:
     return f"Premise, that features do not speak against what it gets right: {'; '.join(parts)}."
 
 
-def _cost(val: object, rows: Outputs, names: Sequence[str] | None) -> str:
-    """One line about what the validation rows lack; nothing if they lack nothing."""
+def _validation_remark(val: object, rows: Outputs, names: Sequence[str] | None) -> str:
+    """One line about validation rows that the model knows, or that lack classes; nothing for others."""
     assert rows.labels is not None
     if val is None:
         return "The threshold was set on training rows that were held out: the model knows them, and is surer of them."

@@ -93,7 +93,7 @@ class _Explaining(nn.Module):
         self.selective, self.names = selective, names
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        decision, reason = self.selective.explained(_batch(dict(zip(self.names, inputs, strict=True))))
+        decision, reason = self.selective.explain_by_number(_batch(dict(zip(self.names, inputs, strict=True))))
         return *decision, reason
 
 

@@ -83,14 +83,14 @@ def predict_folder(
     with distributed.failing_together():
         done, total = len(rows), len(rows) + sum(map(len, mine))
         new: DecisionRows = {}
-        with progress.task(distributed.of_process("predict"), total, done=done) as task, _kept(parts, new) as keep:
+        with progress.task(distributed.of_process("predict"), total, done=done) as task, _saving(parts, new) as save:
             for reading in DatasetReader(images, size, workers).read(mine):
                 # A file that is gone, or may not be read, is no failure of the machine.
                 there = [item for item in reading.lost if os.access(images.path(item.index), os.R_OK)]
                 raise_fatal(there, images.where)
                 new |= decider.rows(reading)
                 task.advance(len(reading.index) + len(reading.lost))
-                keep()
+                save()
     for text in distributed.gather_texts(json.dumps([*new.items()])):
         rows |= _loaded(text)
     table = decider.table(rows)
@@ -133,8 +133,8 @@ def _loaded(text: str) -> list[tuple[int, _DecisionRow]]:
 
 
 @contextmanager
-def _kept(parts: Parts | None, rows: Mapping[int, _DecisionRow]) -> Iterator[Callable[[], None]]:
-    """Write new rows to parts, when the caller asks and it is time, and when the work ends early."""
+def _saving(parts: Parts | None, rows: Mapping[int, _DecisionRow]) -> Iterator[Callable[[], None]]:
+    """Give a function that writes new rows to parts when it is time; those of work that ends early are written too."""
     count = 0
 
     def write() -> None:

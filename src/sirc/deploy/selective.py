@@ -438,10 +438,10 @@ class SelectiveClassifier(nn.Module):
         The reason is "softmax" if the input would be rejected even without the features' part, "not computable" if it
         has no confidence, and "" if it is accepted.
         """
-        decision, numbers = self.explained(images)
+        decision, numbers = self.explain_by_number(images)
         return decision, [self.scoring.reasons[number] for number in numbers.tolist()]
 
-    def explained(self, images: Any) -> tuple[Decision, Tensor]:
+    def explain_by_number(self, images: Any) -> tuple[Decision, Tensor]:
         """Decide, and give each reason as its index in `scoring.reasons`: `explain` for an exported graph."""
         self._check_threshold()
         logits, features = self.outputs(images)

@@ -55,7 +55,7 @@ class Watch:
         self.why_not = _why_not(model)
         """Why the monitor does not run, where it does not."""
         self._monitor: Monitor | None = None
-        with _held(self._state):
+        with _locked(self._state):
             if not self.why_not:
                 self._read_state()
             elif self._state is not None:
@@ -155,7 +155,7 @@ class Watch:
     @asynccontextmanager
     async def running(self, _: object) -> AsyncGenerator[None, None]:
         """Write every few seconds while the service runs, and at its end."""
-        with _held(self._state):
+        with _locked(self._state):
             with self._lock:  # another service may have saved since this one was made; what is not saved stays
                 if self._state is not None and self._monitor is not None and self._monitor.inputs == self._saved:
                     self._read_state()
@@ -184,8 +184,8 @@ class Watch:
 
 
 @contextmanager
-def _held(state: Path | None) -> Iterator[None]:
-    """Keep a state for this service alone: two that share it would lose each other's counts."""
+def _locked(state: Path | None) -> Iterator[None]:
+    """Lock a state for this service alone: two that share it would lose each other's counts."""
     if state is None or sys.platform == "win32":
         yield
         return
