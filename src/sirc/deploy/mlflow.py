@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from sirc._utils.files import PathLike
-from sirc._utils.imports import DISTRIBUTION, missing_package
+from sirc._utils.imports import DISTRIBUTION, needing
 from sirc.deploy.batch_callables import DecideImages
 from sirc.deploy.onnx import ROW, OnnxGraph
 from sirc.deploy.predict import COLUMNS
@@ -143,9 +143,7 @@ def _known_signature() -> Iterator[Any]:
 
 
 def _pyfunc() -> Any:
-    try:
-        with warnings.catch_warnings(action="ignore"):  # warnings about MLflow's own types
-            import mlflow.pyfunc
-    except ImportError as error:
-        raise missing_package("an MLflow model", "mlflow", "mlflow") from error
+    # MLflow warns about its own types.
+    with needing("an MLflow model", "mlflow", "mlflow"), warnings.catch_warnings(action="ignore"):
+        import mlflow.pyfunc
     return mlflow.pyfunc

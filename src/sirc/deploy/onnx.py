@@ -57,7 +57,7 @@ def export(
         raise ValueError("a model in bfloat16 cannot be exported, as runtimes do not know it: use float32 or float16")
     selective(example)  # finds the head, and fails early
     size = torch.export.Dim("batch")
-    with _silenced(), _exported(selective.model), torch.no_grad():
+    with _exporting(selective.model):
         program = torch.onnx.export(
             _Explaining(selective, list(inputs)).eval(),
             tuple(_repeated(inputs, 2).values()),  # a batch of one would be taken for a constant
@@ -182,26 +182,19 @@ def _facts_of(session: Any, sealed: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def _exported(model: nn.Module) -> Iterator[None]:
-    """Turn what the exporter says of a model that it cannot trace into one line."""
+def _exporting(model: nn.Module) -> Iterator[None]:
+    """Silence the exporter, and turn what it says of a model that it cannot trace into one line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():
+            yield
     except torch.onnx.OnnxExporterError as error:
         why = shorten(first_line(error.__cause__ or error), 200)
         raise ValueError(
             f"a model must be traceable to be exported; torch cannot trace {type(model).__name__} ({why}). "
             "`torch.onnx.export(model, …, dynamo=True)` tells where"
         ) from error
-
-
-@contextmanager
-def _silenced() -> Iterator[None]:
-    """Silence the exporter's logs and warnings; errors are still raised."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
     finally:
         logging.disable(before)
 

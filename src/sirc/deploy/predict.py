@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 from torch import Tensor
 
 from sirc._utils import distributed
-from sirc._utils.checks import check_path, check_positive
+from sirc._utils.checks import check_path, check_positive, check_type
 from sirc._utils.files import PathLike, atomic_write, content_digest, refuse_existing
 from sirc._utils.parts import Parts
 from sirc._utils.text import as_csv
@@ -163,14 +163,13 @@ class Decider:
         *,
         threads: int = 0,
     ) -> None:
-        if isinstance(classifier, str | Path):
-            self._model: OnnxModel | SelectiveClassifier = OnnxModel(classifier, threads=threads)
-        elif isinstance(classifier, SelectiveClassifier):
+        what = "a SelectiveClassifier or the path of an exported graph"
+        check_type("classifier", classifier, SelectiveClassifier | str | os.PathLike, what)
+        if isinstance(classifier, SelectiveClassifier):
             classifier._check_threshold()
-            self._model = classifier
+            self._model: OnnxModel | SelectiveClassifier = classifier
         else:
-            kind = type(classifier).__name__
-            raise ValueError(f"`classifier` must be a SelectiveClassifier or the path of an exported graph; got {kind}")
+            self._model = OnnxModel(classifier, threads=threads)
         found = preprocess or self._model.preprocess
         if found is None:
             raise ValueError(
