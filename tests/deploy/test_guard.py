@@ -116,6 +116,16 @@ def outputs(part):
     return sirc.extract(trained(), part)
 
 
+class Place:
+    """A path of another library."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __fspath__(self):
+        return str(self._path)
+
+
 KINDS = {
     "loader": lambda part, _: DataLoader(part, batch_size=50),
     "batches": lambda part, _: [part[:300], part[300:]],
@@ -123,6 +133,7 @@ KINDS = {
     "outputs": lambda part, _: outputs(part),
     "file": lambda part, path: outputs(part).save(path / f"{len(part)}.npz") or str(path / f"{len(part)}.npz"),
     "store": lambda part, path: sirc.extract(trained(), part, path / f"{len(part)}"),
+    "path of another kind": lambda part, path: Place(sirc.extract(trained(), part, path / f"{len(part)}").path),
     "store's path": lambda part, path: sirc.extract(trained(), part, path / f"{len(part)}").path,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
@@ -20,7 +21,7 @@ Data: TypeAlias = PathLike | Dataset[Any] | Iterable[object] | KnownOutputs
 
 def opened(source: Any, classes: Sequence[str] | None = None, *, labelled: bool = True) -> Any:
     """Open a path as images, a store or outputs; leave everything else as it is."""
-    if not isinstance(source, str | Path):
+    if not isinstance(source, str | os.PathLike):
         return source
     place = Path(source)
     if (place / STORE_FILE).exists():

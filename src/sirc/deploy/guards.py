@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -220,7 +221,7 @@ def _opened(
     train: Data, val: Data | None, names: list[str] | None, promise: Promise
 ) -> tuple[Any, Any, list[str] | None]:
     """Open both datasets, with their classes numbered alike, and name these; refuse a promise if both are one path."""
-    paths = {Path(one).resolve() if isinstance(one, str | Path) else None for one in (train, val)}
+    paths = {Path(one).resolve() if isinstance(one, str | os.PathLike) else None for one in (train, val)}
     if promise.delta is not None and len(paths) == 1 and None not in paths:
         raise ValueError(
             f"`val` must be data that nothing was fitted on, to promise anything; it is `train`, '{train}'. Pass other "

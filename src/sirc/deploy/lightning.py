@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias, final
 
 from torch import nn
@@ -86,7 +86,7 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         super().__init__()
         for name, data in (("train", train), ("val", val)):
             # An iterator would be used up by the first validation.
-            if isinstance(data, str | Path | Iterator) or not isinstance(data, Dataset | Iterable):
+            if isinstance(data, str | os.PathLike | Iterator) or not isinstance(data, Dataset | Iterable):
                 raise ValueError(f"`{name}` must be a dataset or a loader; got {type(data).__name__}")
         check_type("ood", ood, Mapping | None, "a dict of OOD sets", "Name each: `ood={'textures': data}`")
         self.guard: SelectiveClassifier | None = None
