@@ -300,6 +300,15 @@ def test_evaluation_of_gpu_outputs(data):
     assert len(ev.compare("msp", draws=10)) == 24
 
 
+def test_rows_of_outputs_on_a_gpu_are_held_out():
+    torch.manual_seed(0)
+    model, inputs = torch.nn.Linear(8, 3).cuda(), torch.randn(500, 8, device="cuda")
+    logits = model(inputs).detach()
+    with pytest.warns(sirc.DataWarning, match="of the 500 rows of `train` set the threshold"):
+        guard = sirc.guard(model, sirc.Outputs(logits, labels=logits.argmax(1)), score="msp", progress=False)
+    assert 95 < len(guard.calibration) < 105
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_selective_classifier_decides_on_the_gpu_as_on_the_cpu(dtype):
     model, scorer, images = _small_classifier()

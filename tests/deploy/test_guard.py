@@ -116,6 +116,16 @@ def outputs(part):
     return sirc.extract(trained(), part)
 
 
+class Place:
+    """A path of another library."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __fspath__(self):
+        return str(self._path)
+
+
 KINDS = {
     "loader": lambda part, _: DataLoader(part, batch_size=50),
     "batches": lambda part, _: [part[:300], part[300:]],
@@ -123,6 +133,7 @@ KINDS = {
     "outputs": lambda part, _: outputs(part),
     "file": lambda part, path: outputs(part).save(path / f"{len(part)}.npz") or str(path / f"{len(part)}.npz"),
     "store": lambda part, path: sirc.extract(trained(), part, path / f"{len(part)}"),
+    "path of another kind": lambda part, path: Place(sirc.extract(trained(), part, path / f"{len(part)}").path),
     "store's path": lambda part, path: sirc.extract(trained(), part, path / f"{len(part)}").path,
 }
 
@@ -159,14 +170,15 @@ def test_labels_in_another_order_are_told_once():
 
 
 def test_a_share_of_each_class_is_held_out_and_of_a_small_one_none():
-    from sirc.deploy.guards import _split
+    from sirc.deploy.guards import _hold_out
 
     labels = torch.tensor([0] * 100 + [1] * 10 + [2])
-    held, rest = _split(sirc.Outputs(torch.randn(111, 3), labels=labels))
+    with pytest.warns(DataWarning, match="22 of the 111 rows of `train` set the threshold"):
+        held, rest = _hold_out(sirc.Outputs(torch.randn(111, 3), labels=labels))
     assert held.labels.bincount(minlength=3).tolist() == [20, 2, 0]
     assert len(rest) == sum(map(len, rest)) == 89
     with pytest.raises(ValueError, match=r"at least three rows of a class .* got 3 rows of 3 classes"):
-        _split(sirc.Outputs(torch.randn(3, 3), labels=torch.arange(3)))
+        _hold_out(sirc.Outputs(torch.randn(3, 3), labels=torch.arange(3)))
 
 
 def test_what_was_extracted_is_not_run_again(tmp_path, made):
@@ -510,7 +522,7 @@ def test_batches_of_text_are_taken_by_name():
 
 @pytest.mark.filterwarnings("ignore:typical training rows")
 def test_the_premise_names_a_witness_that_misleads():
-    from sirc.deploy.guards import _premise
+    from sirc.deploy.guards import _premise_remark
 
     make = torch.Generator().manual_seed(0)
     logits = torch.randn(800, 4, generator=make) * 3
@@ -519,10 +531,10 @@ def test_the_premise_names_a_witness_that_misleads():
     features = torch.randn(800, 6, generator=make).abs() + 3 * (~right[:, None])  # errors have the larger norms
     rows = sirc.Outputs(logits, features, labels)
     scorer = sirc.fit("sirc(msp, l1)", rows[:400])
-    text = _premise(scorer, "sirc(msp, l1)", rows[400:])
+    text = _premise_remark(scorer, "sirc(msp, l1)", rows[400:])
     assert "does not hold for `l1`, as l1 ranks right predictions below wrong ones" in text
     assert np.char.count(text, "\n") == 0
-    assert _premise(sirc.Scorer("msp"), "msp", rows) == ""
+    assert _premise_remark(sirc.Scorer("msp"), "msp", rows) == ""
 
 
 def test_what_the_promise_lacks_is_told_before_the_model_runs_on_train(folders):

@@ -157,7 +157,7 @@ def test_what_would_fail_after_the_training_fails_before_it(fit, tmp_path):
     path.write_bytes(b"of an earlier training")
     with pytest.raises(FileExistsError):
         fit(GuardCallback(TRAIN, VAL, path=path))
-    for wrong in ("photos", 3):
+    for wrong in ("photos", 3, iter([VAL[:50]])):
         with pytest.raises(ValueError, match="`val` must be a dataset or a loader; got"):
             GuardCallback(TRAIN, wrong)
     with pytest.raises(ValueError, match="`ood` must be a dict of OOD sets"):

@@ -148,7 +148,7 @@ class Several(nn.Module):
     def exported(self, rows):
         """What torch and ONNX make of it."""
         batch = torch.export.Dim("batch")
-        with _onnx._silenced(), torch.no_grad():
+        with _onnx._exporting(self):
             traced = torch.export.export(
                 self.eval(), (rows.logits, rows.features), dynamic_shapes=({0: batch}, {0: batch})
             )
@@ -241,7 +241,7 @@ def test_the_reasons_in_a_graph_are_those_of_the_module(several):
     features = rows.features.clone()
     features[3] = torch.nan
     batch = torch.export.Dim("batch")
-    with _onnx._silenced(), torch.no_grad():
+    with _onnx._exporting(made):
         names = {"input_names": ["logits", "features"], "output_names": [f"r{i}" for i in range(len(made.graphs))]}
         shapes = {"dynamic_shapes": ({0: batch}, {0: batch})}
         program = torch.onnx.export(made, (rows.logits, features), dynamo=True, verbose=False, **names, **shapes)

@@ -679,6 +679,21 @@ def test_258_silent_bodies_keep_nobody_out(graph):
     together(story())
 
 
+def test_a_body_whose_time_ends_as_another_comes_disturbs_nobody(graph):
+    app = make_app(graph, max_waiting=1)
+    reading = app.state.service._reader.reading
+
+    async def story():
+        silent = Client(app, b"abc", length=1000)
+        await until(lambda: reading)
+        (timeout,) = reading.values()
+        timeout.reschedule(0)  # it ends before the next client comes, and its task has not noticed yet
+        assert (await Client(app, encoded(1)).answer())[0] == 200
+        assert (await silent.answer())[2] == "timeout"
+
+    together(story())
+
+
 def test_work_of_clients_that_left_is_not_done(graph, gate):
     app = make_app(graph)
     service = app.state.service

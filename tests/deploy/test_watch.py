@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sirc._utils import files
 from sirc.deploy.monitor import Monitor, monitor
-from sirc.deploy.onnx import OnnxDecision, OnnxModel
+from sirc.deploy.onnx import OnnxModel, OnnxRow
 from sirc.deploy.serve import make_app, watch
 from sirc.deploy.serve.watch import Watch
 from sirc.deploy.threshold import at_coverage, at_risk
@@ -43,16 +43,16 @@ def model():
 
 
 def decisions(model, confidences):
-    values = np.asarray(confidences, dtype=np.float64)
-    return OnnxDecision(np.arange(len(values)) % 3, values, values >= model.threshold.value)
+    labels = [number % 3 for number in range(len(confidences))]
+    accepted = [bool(value >= model.threshold.value) for value in confidences]
+    reasons = ["" if ok else "softmax" for ok in accepted]
+    return list(map(OnnxRow, labels, [CLASSES[label] for label in labels], map(float, confidences), accepted, reasons))
 
 
 def feed(watched, model, confidences, size=4):
     """Requests of some images each."""
     for start in range(0, len(confidences), size):
-        made = decisions(model, confidences[start : start + size])
-        reasons = ["" if accepted else "softmax" for accepted in made.accepted]
-        watched.take(made, reasons, f"request-{start}")
+        watched.take(decisions(model, confidences[start : start + size]), f"request-{start}")
 
 
 def gauges(client):
@@ -123,7 +123,7 @@ def test_drift_raises_the_alarm_and_stays_in_the_history(model):
 
 def test_a_confidence_that_is_no_number_counts_as_rejected(model):
     watched = Watch(model)
-    watched.take(decisions(model, [np.nan, -np.inf, np.inf, 1.0]), None, "r")
+    watched.take(decisions(model, [np.nan, -np.inf, np.inf, 1.0]), "r")
     assert watched.about()["report"]["rate"] == 0.5
 
 

@@ -60,28 +60,28 @@ class DecideImages:
     @cached_property
     def _decider(self) -> Decider:
         # Loaded with the first batch: before that, this object is sent to other machines.
-        made = self.classifier
-        if callable(made) and not isinstance(made, SelectiveClassifier):
-            made = made()
-        return Decider(made, self.preprocess, batch_size=1 << 30, threads=torch.get_num_threads())
+        classifier = self.classifier
+        if callable(classifier) and not isinstance(classifier, SelectiveClassifier):
+            classifier = classifier()
+        return Decider(classifier, self.preprocess, batch_size=1 << 30, threads=torch.get_num_threads())
 
     def __call__(self, batch: Batch) -> pd.DataFrame:
         """Decide about one batch, all of it in one forward pass."""
         import pandas as pd
 
         _check_columns(batch)
-        there = [name for name in self.columns if name in batch]
-        kept = [name for name in batch if name not in there] if self.keep is None else self.keep
-        if not there or (missing := [name for name in kept if name not in batch]):
-            wanted = f"`{'` or `'.join(self.columns)}`" if not there else f"`{missing[0]}`"
-            raise ValueError(f"batches must have a column {wanted}; these have {', '.join(map(str, batch))}")
+        columns = [name for name in self.columns if name in batch]
+        kept = [name for name in batch if name not in columns] if self.keep is None else self.keep
+        missing = [name for name in kept if name not in batch] if columns else ["` or `".join(self.columns)]
+        if missing:
+            raise ValueError(f"batches must have a column `{missing[0]}`; these have {', '.join(map(str, batch))}")
         if clash := [name for name in kept if name in COLUMNS[1:]]:
             raise ValueError(
                 f"decisions have a column `{clash[0]}` of their own, and these batches have one too. Rename it, or "
                 "name the columns that stay, `keep=[…]`"
             )
         names = next((list(batch[name]) for name in ("path", "__key__") if name in batch), None)
-        images = _Images([*zip(*(batch[name] for name in there), strict=True)], names, self._decider)
+        images = _Images([*zip(*(batch[name] for name in columns), strict=True)], names, self._decider)
         rows: DecisionRows = {}
         for reading in DatasetReader(images, self._decider.batch_size).read([range(len(images))]):
             rows |= self._decider.rows(reading)
@@ -92,7 +92,7 @@ class DecideImages:
 
 def _names(argument: str, given: str | Sequence[str]) -> list[str]:
     """The names of columns, one or several."""
-    names: list[Any] = [given] if isinstance(given, str) else [*given] if iterates(given) else [None]
+    names: list[Any] = list(given) if iterates(given) and not isinstance(given, str) else [given]
     if not all(isinstance(name, str) for name in names):
         raise ValueError(f"`{argument}` must be the name of a column, or a list of names; got {quoted(given)}")
     return names
@@ -142,12 +142,12 @@ class ScoreOutputs:
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """The confidences of one batch."""
         _check_columns(batch)
-        given = {name: np.stack(list(batch[name])) for name in ("logits", "features") if name in batch}
-        outputs = Outputs.of(given)
-        others = {name: values for name, values in batch.items() if name not in given}
+        arrays = {name: np.stack(list(batch[name])) for name in ("logits", "features") if name in batch}
+        outputs = Outputs.of(arrays)
+        others = {name: values for name, values in batch.items() if name not in arrays}
         if clash := [name for name in ("prediction", *self._scorer.specs) if name in others]:
             raise ValueError(
                 f"confidences come with a column `{clash[0]}` of their own, and these batches have one too. Rename it"
             )
-        found = {"prediction": outputs.predictions, **self._scorer(outputs)}
-        return {**others, **{name: values.numpy() for name, values in found.items()}}
+        scored = {"prediction": outputs.predictions, **self._scorer(outputs)}
+        return {**others, **{name: values.numpy() for name, values in scored.items()}}

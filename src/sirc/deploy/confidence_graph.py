@@ -55,19 +55,24 @@ class ConfidenceGraph(nn.Module):
         self.register_buffer("limit", torch.tensor(float("inf"), dtype=torch.float64), persistent=False)
         # By spec and name: the numbers of tuned options and of a, b and c, constants of the graph; or a buffer's name.
         self._values: dict[tuple[str, str], str | float | list[float]] = {}
-        leaves = {str(leaf): leaf for leaf in needed_leaves([self.spec])}
-        combined = [COMBINATIONS[part.name].compute for part in self.spec.walk() if not part.is_leaf]
-        formulas = [*combined, *(registry.get(leaf.name).compute for leaf in leaves.values())]
+        leaves = needed_leaves([self.spec])
+        combinations = [part for part in self.spec.walk() if not part.is_leaf]
+        formulas = [COMBINATIONS[part.name].compute for part in combinations]
+        formulas += [registry.get(leaf.name).compute for leaf in leaves]
         self._own = all(formula is None or formula.__module__.startswith("sirc.") for formula in formulas)
-        for key in (*leaves, *(str(part) for part in self.spec.walk() if not part.is_leaf)):
+        for key in map(str, combinations):
             for name, value in scorer.parameters.get(key, {}).items():
-                if key not in leaves or option_of(leaves[key], name):
-                    self._values[key, name] = float(value) if key in leaves else value.tolist()
-                else:
-                    # In the type in which features are projected: a cast in each forward pass would cost time.
-                    cast = value.detach().to(working_dtype(dtype)) if value.is_floating_point() else value.detach()
-                    self._values[key, name] = buffer = f"parameter_{len(self._buffers) - 1}"
-                    self.register_buffer(buffer, cast.clone(), persistent=False)
+                self._values[key, name] = value.tolist()
+        for leaf in leaves:
+            key = str(leaf)
+            for name, value in scorer.parameters.get(key, {}).items():
+                if option_of(leaf, name):
+                    self._values[key, name] = float(value)
+                    continue
+                # In the type in which features are projected: a cast in each forward pass would cost time.
+                cast = value.detach().to(working_dtype(dtype)) if value.is_floating_point() else value.detach()
+                self._values[key, name] = buffer = f"parameter_{len(self._buffers) - 1}"
+                self.register_buffer(buffer, cast.clone(), persistent=False)
         # The buffers are cast to the type of the features.
         self._given_features = self.needs_features or len(self._buffers) > 1
         self.register_buffer("lowest", torch.tensor(LOWEST, dtype=torch.float64), persistent=False)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from torch.utils.data import Dataset
 
@@ -20,7 +21,7 @@ Data: TypeAlias = PathLike | Dataset[Any] | Iterable[object] | KnownOutputs
 
 def opened(source: Any, classes: Sequence[str] | None = None, *, labelled: bool = True) -> Any:
     """Open a path as images, a store or outputs; leave everything else as it is."""
-    if not isinstance(source, str | Path):
+    if not isinstance(source, str | os.PathLike):
         return source
     place = Path(source)
     if (place / STORE_FILE).exists():
@@ -30,7 +31,7 @@ def opened(source: Any, classes: Sequence[str] | None = None, *, labelled: bool 
     return image_folder(place, labelled=labelled, classes=classes if labelled else None)
 
 
-def is_unprepared(source: object) -> bool:
+def is_unprepared(source: object) -> TypeGuard[ImageSet]:
     """Whether these are images that nothing prepares for a network yet."""
     return isinstance(source, ImageSet) and source.transform is None
 
@@ -41,8 +42,18 @@ def size_of(source: Any) -> int:
     return 0 if known is None else len(known)
 
 
-def first_images(source: Any, count: int) -> object:
-    """Read the first inputs, fewer where some are broken; None where reading them would use them up."""
+def require_labels(name: str, rows: KnownOutputs) -> None:
+    """Refuse outputs without labels."""
+    if not (rows.has_labels if isinstance(rows, OutputStore) else rows.labels is not None):
+        raise ValueError(f"`{name}` must have labels, to know which predictions are right; it has none")
+
+
+def first_inputs(count: int, *sources: Any) -> object:
+    """Read the first inputs, fewer where some are broken, of the first source that can be read again."""
+    return next((batch for source in sources if (batch := _first_of(source, count)) is not None), None)
+
+
+def _first_of(source: Any, count: int) -> object:
     if source is None or isinstance(source, KnownOutputs | Iterator | Mapping) or hasattr(source, "__array__"):
         return None  # `extract` refuses a single batch in words
     reader = reader_of(source, batch_size=count, workers=0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from sirc._utils.checks import check_device, check_path, check_type
 from sirc._utils.files import PathLike
-from sirc._utils.text import first_line, listed, percent, shorten
+from sirc._utils.text import first_line, listed, shorten
 from sirc._utils.warn import warn
-from sirc.data import ImageSet, Preprocess, printable
-from sirc.deploy.guard_data import Data, KnownOutputs, first_images, is_unprepared, opened, size_of
-from sirc.deploy.saved import SAMPLE, calibration_sample
+from sirc.data import ImageSet, Preprocess
+from sirc.deploy.guard_data import Data, KnownOutputs, first_inputs, is_unprepared, opened, require_labels, size_of
+from sirc.deploy.saved import read
 from sirc.deploy.selective import TRIED, TRIED_FIRST, SelectiveClassifier, largest_batch, names_of, refuse_compiled
 from sirc.deploy.threshold import at_recall
 from sirc.deploy.threshold.risk_test import require_rows
@@ -35,7 +35,6 @@ from sirc.models import (
     model_logits,
     named,
     preprocess_of,
-    rows_of,
     shared_preprocess,
     unwrap,
 )
@@ -48,7 +47,6 @@ _MOST_HELD_OUT = 10_000  # of those rows
 _SEED = 0  # of their choice
 _BATCH = 8192  # stored rows read at a time
 _FEW_REJECTED = 5  # validation rows: of fewer, nothing is told
-_NOTHING = "It accepts nothing: no threshold keeps the promise."
 
 
 def guard(
@@ -112,82 +110,72 @@ def guard(
         overwrite: delete what an earlier call left in `path`.
         progress: whether to show progress and, at the end, the summary; by default at a terminal and in a notebook.
     """
-    model = _together(model)
+    model = _as_one(model)
     check_type("model", model, nn.Module | str, "a torch.nn.Module, a list of them, or the name of one")
     ways = "Or pass datasets that prepare their images."
     check_type("preprocess", preprocess, Preprocess | Mapping | None, "a `sirc.data.Preprocess`, or a dict", ways)
     check_type("head", head, Head | str | None, "a `sirc.Head`, or the name of a layer")
     path = None if path is None else check_path("path", path)
-    recall = checked_recall(recall, risk, delta, val)
-    show, needs_features = as_progress(progress), reads_features([parse(score)])
+    promise = Promise.of(recall, risk, delta, val)
+    show, needs_features = as_progress(progress), bool(reads_features([parse(score)]))
     _check_score(score, isinstance(model, Ensemble))
-    data, names = _opened(train, val, names_of(classes), delta)
-    check_enough(data[1], recall, risk, delta)
-    known: Preprocess | None = None
+    train, val, names = _opened(train, val, names_of(classes), promise)
+    promise.require_rows(size_of(val))
+    published: Preprocess | None = None
     if isinstance(model, str):
-        model, known = _named(model, names)
+        model, published = _named(model, names)
     network = unwrap(model if device is None else model.to(check_device(device)))
     refuse_compiled(network)
     ensemble = isinstance(network, Ensemble)
     _check_score(score, ensemble)  # a name may be that of an ensemble
-    if any(map(is_unprepared, data)) or preprocess is not None:
-        given, preprocess = preprocess, _preparation(network, known, preprocess)
+    if preprocess is not None or is_unprepared(train) or is_unprepared(val):
+        given, preprocess = preprocess, _chosen_preprocess(network, published, preprocess)
         if not isinstance(given, Preprocess):
-            show.note(_prepared(preprocess))
-        transform = preprocess.test()
-        data = [one.with_transform(transform) if is_unprepared(one) else one for one in data]
+            show.note(_preprocess_note(preprocess))
+        train, val = (one.with_transform(preprocess.test()) if is_unprepared(one) else one for one in (train, val))
+    if (few := first_inputs(2, val, train)) is not None:
+        head = _first_run(network, few, head, names, find=needs_features)
 
-    def example(count: int) -> object:
-        return next((batch for one in reversed(data) if (batch := first_images(one, count)) is not None), None)
+    def outputs_of(name: str, data: Any) -> KnownOutputs:
+        if isinstance(data, KnownOutputs):
+            return data
+        made: KnownOutputs = extract(
+            network, data, path and path / name, head=head, features=needs_features, batch_size=batch_size,
+            workers=workers, on_error=on_error, overwrite=overwrite, progress=show, name=name,
+        )  # fmt: skip
+        return made
 
-    if (few := example(4)) is not None:
-        head = _first_run(network, rows_of(few, slice(2)), head, names, find=bool(needs_features))
-    run = partial(extract, network, features=bool(needs_features), batch_size=batch_size, workers=workers)
-    run = partial(run, on_error=on_error, overwrite=overwrite, progress=show)
     with known_weights(network) as weights:
-
-        def outputs_of(name: str, one: Any) -> KnownOutputs:
-            if isinstance(one, OutputStore):
-                one.check_model(weights)
-            if isinstance(one, KnownOutputs):
-                return one
-            made: KnownOutputs = run(one, path and path / name, head=head, name=name)
-            return made
-
+        for store in (train, val):
+            if isinstance(store, OutputStore):
+                store.check_model(weights)
         with largest_batch(network) as batches:
-            validation = None if val is None else outputs_of("val", data[1])
-        _require_labels("val", validation)
+            validation = None if val is None else outputs_of("val", val)
         if validation is not None:  # before the model runs on all of `train`
-            _check_validation(validation, names, recall, risk, delta)
-        training = outputs_of("train", data[0])
-    fitted: KnownOutputs | _Kept = training
+            rows = _checked_rows(validation, names, promise)
+        training = outputs_of("train", train)
+    fitted: KnownOutputs | _Selection = training
     if validation is None:
-        validation, fitted = _split(training)
-        warn(
-            f"`val` was not given: {len(validation):,} of the {len(training):,} rows of `train` set the threshold. The "
-            "model was trained on them, and is surer of them than of new inputs: of those it will accept fewer than "
-            "these figures say, and nothing is promised. Pass labelled data that it was not trained on as `val`"
-        )
-        _check_validation(validation, names, recall, None, None)
-    rows = validation.load() if isinstance(validation, OutputStore) else validation
+        validation, fitted = _hold_out(training)
+        rows = _checked_rows(validation, names, promise)
     if needs_features and rows.features is not None and not ensemble and not isinstance(head, Head):
         head = head_of(network, rows, name=head)
     place = next(network.parameters(), rows.logits).device
     with warnings.catch_warnings():
         if ensemble:  # a remark says the same
-            told = "`scod` does with fewer witnesses: `residual`, `vim`: `head`"
-            warnings.filterwarnings("ignore", told, DataWarning)
+            fewer = "`scod` does with fewer witnesses: `residual`, `vim`: `head`"
+            warnings.filterwarnings("ignore", fewer, DataWarning)
         scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
     made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)
     # On a CPU large images run in small steps: of too few, nothing can be seen.
     enough = [batch for batch in batches if batch.logits is not None and len(batch.logits) >= TRIED_FIRST]
-    tried = enough[0] if enough else example(TRIED)
-    with labels_checked():  # by `_check_validation`
-        made.calibrate(validation, images=tried, recall=recall, risk=risk, delta=None if val is None else delta)
-        premise = _premise(scorer, score, rows)
+    tried = enough[0] if enough else first_inputs(TRIED, val, train)
+    with labels_checked():  # by `_checked_rows`
+        made.calibrate(validation, images=tried, **vars(promise))
+        premise = _premise_remark(scorer, score, rows)
     _warn_of_margin(made)
-    about = (_members(network) if needs_features else "", premise, _cost(val, rows, names))
-    made.remarks = tuple(filter(None, about))
+    remarks = (_ensemble_remark(network) if needs_features else "", premise, _validation_remark(val, rows, names))
+    made.remarks = tuple(filter(None, remarks))
     if not isinstance(progress, Progress):  # who shows progress in another way may print it
         show.note(str(made))
     return made
@@ -208,10 +196,8 @@ def load_guard(path: PathLike, model: nn.Module | str | Sequence[nn.Module]) -> 
         >>> sirc.load_guard(path, model).spec
         'msp'
     """
-    model = _together(model)
+    model = _as_one(model)
     if isinstance(model, str):
-        from sirc.deploy.saved import read
-
         model, _ = named(model, read(path)[0].get("num_classes"))
     return SelectiveClassifier.load(path, model)
 
@@ -232,11 +218,11 @@ def _check_score(score: str, ensemble: bool) -> None:
 
 
 def _opened(
-    train: Data, val: Data | None, names: list[str] | None, delta: float | None
-) -> tuple[list[Any], list[str] | None]:
-    """Both datasets with their classes numbered alike, and the names of these; refused if both are one folder."""
-    paths = {Path(one).resolve() if isinstance(one, str | Path) else None for one in (train, val)}
-    if delta is not None and len(paths) == 1 and None not in paths:
+    train: Data, val: Data | None, names: list[str] | None, promise: Promise
+) -> tuple[Any, Any, list[str] | None]:
+    """Open both datasets, with their classes numbered alike, and name these; refuse a promise if both are one path."""
+    paths = {Path(one).resolve() if isinstance(one, str | os.PathLike) else None for one in (train, val)}
+    if promise.delta is not None and len(paths) == 1 and None not in paths:
         raise ValueError(
             f"`val` must be data that nothing was fitted on, to promise anything; it is `train`, '{train}'. Pass other "
             "images, or no `val`, or `delta=None` for an estimate without a promise"
@@ -246,55 +232,44 @@ def _opened(
         names = list(data[0].classes)
     if names is not None:
         data = [one.numbered_by(names) if isinstance(one, ImageSet) and one.classes else one for one in data]
-    return data, names
+    return *data, names
 
 
-def checked_recall(recall: float | None, risk: float | None, delta: float | None, val: object) -> float | None:
-    """The recall to promise, 0.95 by default; None where a risk is asked for instead, and can be promised."""
-    if risk is None:
-        return 0.95 if recall is None else recall
-    if recall is not None:
-        raise ValueError(f"give `recall` or `risk`, not both; got recall={recall:g} and risk={risk:g}")
-    if delta is None or val is None:
-        missing, way = ("`delta`", "Pass 0.05, say") if delta is None else ("`val`", "Pass labelled data that is new")
-        raise ValueError(f"`risk` is a promise about new inputs, which needs {missing}; got None. {way}")
-    return None
+@final
+@dataclass(frozen=True)
+class Promise:
+    """A recall or a risk to keep on future data with probability 1 − δ; without `delta`, on the rows at hand."""
+
+    recall: float | None
+    risk: float | None
+    delta: float | None
+
+    @classmethod
+    def of(cls, recall: float | None, risk: float | None, delta: float | None, val: object) -> Promise:
+        """Take a user's choice: a recall of 0.95 by default; without `val` there is no promise."""
+        if risk is None:
+            return cls(0.95 if recall is None else recall, None, None if val is None else delta)
+        if recall is not None:
+            raise ValueError(f"give `recall` or `risk`, not both; got recall={recall:g} and risk={risk:g}")
+        if delta is None or val is None:
+            missing = "`delta`; got None. Pass 0.05, say"
+            if delta is not None:
+                missing = "`val`; got None. Pass labelled data that is new"
+            raise ValueError(f"`risk` is a promise about new inputs, which needs {missing}")
+        return cls(None, risk, delta)
+
+    def require_rows(self, count: int) -> None:
+        """Refuse too few rows to keep it: right ones for a recall, any for a risk; 0 stands for an unknown number."""
+        if self.risk is not None and self.delta is not None:
+            require_rows(count or None, self.risk, self.delta)
+        elif self.recall is not None:
+            all_right = np.ones(count or 1, dtype=bool)
+            at_recall(np.arange(count or 1), all_right, self.recall, delta=self.delta if count else None)
 
 
-def _together(model: nn.Module | str | Sequence[nn.Module]) -> nn.Module | str:
+def _as_one(model: nn.Module | str | Sequence[nn.Module]) -> nn.Module | str:
     """Join several models into one; leave everything else as it is."""
     return Ensemble(model) if isinstance(model, list | tuple) else model  # type: ignore[return-value]
-
-
-def in_words(guard: SelectiveClassifier) -> str:
-    """Say in about five lines what was done, what is promised and what cannot be promised."""
-    threshold, scorer, name = guard._check_threshold(), guard.scorer, type(guard.model).__name__
-    fitted = f", fitted on {scorer.fitted_rows:,} training rows" if scorer.fitted_rows else ""
-    reads = guard.scoring.needs_features and guard.head_name
-    layer = f" with the features that '{shorten(reads)}' receives" if reads else ""
-    here = ""
-    if guard.calibration is not None and guard.calibration_correct is not None and threshold.feasible:
-        sample = "a sample of " if len(guard.calibration) >= SAMPLE else ""
-        confidence, right = map(calibration_sample, (guard.calibration, guard.calibration_correct))  # as a file keeps
-        right, accepted = right.bool(), confidence >= threshold.value
-        wrong, all_wrong = (percent(float((~right[rows]).double().mean())) for rows in (accepted, right | ~right))
-        here = (
-            f": of {sample}{len(right):,} validation rows, {percent(float(accepted[right].double().mean()))} of the "
-            f"{int(right.sum()):,} that it gets right (ID✓), and {int((accepted & ~right).sum()):,} of the "
-            f"{int((~right).sum()):,} that it gets wrong (ID✗). Of what it accepts {wrong} is wrong, of all {all_wrong}"
-        )
-    promise = threshold.guarantee.partition(" (The plain")[0]
-    seen = "only some" if "ood" in threshold.sizes else "none"
-    errors = "" if threshold.rule == "risk" else "how many errors it accepts; "
-    lines = [
-        f'{name} that may say "I don\'t know": score `{guard.spec}`{fitted}{layer}.',
-        f"It accepts confidences of at least {threshold.value:.6g}{here}." if threshold.feasible else _NOTHING,
-        f"Promise: {promise[:1].upper()}{promise[1:]}",
-        *guard.remarks,
-        f"Cannot promise: how much OOD input it rejects, as it has seen {seen}; {errors}and anything about inputs "
-        "unlike the validation rows. `sirc.monitor` watches for those.",
-    ]
-    return "\n".join(map(printable, lines))  # the names of classes may hold anything
 
 
 def _named(text: str, names: Sequence[str] | None) -> tuple[nn.Module, Preprocess | None]:
@@ -305,7 +280,7 @@ def _named(text: str, names: Sequence[str] | None) -> tuple[nn.Module, Preproces
         raise StoreError(re.sub(r"pass `num_classes=\d+`", counted, str(error))) from error
 
 
-def _preparation(
+def _chosen_preprocess(
     model: nn.Module, known: Preprocess | None, given: Preprocess | Mapping[str, Any] | None
 ) -> Preprocess:
     """How images are prepared: as given, or as published but for the given differences."""
@@ -329,7 +304,7 @@ def _preparation(
     return made
 
 
-def _prepared(preprocess: Preprocess) -> str:
+def _preprocess_note(preprocess: Preprocess) -> str:
     """Say how images are prepared: weights that were trained otherwise lose accuracy, and nothing fails."""
     size, crop = preprocess.resize, preprocess.crop
     side = " × ".join(map(str, size)) if isinstance(size, tuple) else size
@@ -371,19 +346,6 @@ def _find_head(model: nn.Module, example: object, name: str | None) -> Head | st
         raise ValueError(f'{error} Or take a score that needs no features, `score="msp"`.') from error
 
 
-def check_enough(val: Any, recall: float | None, risk: float | None, delta: float | None) -> None:
-    """Refuse too little validation data, even if all predictions were right, before hours are spent."""
-    _require_rows(size_of(val), recall, risk, delta)
-
-
-def _require_rows(count: int, recall: float | None, risk: float | None, delta: float | None) -> None:
-    """Refuse a promise that this many rows cannot support: right ones for a recall, any for a risk; 0 is not known."""
-    if risk is not None and delta is not None:
-        require_rows(count or None, risk, delta)
-    elif recall is not None:
-        at_recall(np.arange(count or 1), np.ones(count or 1, dtype=bool), recall, delta=delta if count else None)
-
-
 def _check_classes(names: Sequence[str] | None, outputs: int) -> None:
     if names is not None and len(names) != outputs:
         raise ValueError(
@@ -392,14 +354,9 @@ def _check_classes(names: Sequence[str] | None, outputs: int) -> None:
         )
 
 
-def _check_validation(
-    validation: KnownOutputs,
-    names: Sequence[str] | None,
-    recall: float | None,
-    risk: float | None,
-    delta: float | None,
-) -> None:
-    """Require classes that fit and enough rows for the promise; warn of labels in another order."""
+def _checked_rows(validation: KnownOutputs, names: Sequence[str] | None, promise: Promise) -> Outputs:
+    """Load validation rows; require classes that fit and enough rows for the promise; warn of misnumbered labels."""
+    require_labels("val", validation)
     rows = validation.load() if isinstance(validation, OutputStore) else validation
     assert rows.labels is not None
     _check_classes(names, rows.num_classes)
@@ -410,17 +367,13 @@ def _check_validation(
             f"the model must get some of the validation rows right; of {len(rows):,} it gets none. Is it trained, and "
             "are its classes in the order of the labels? Pass `classes=…`"
         )
-    _require_rows(right if risk is None else len(rows), recall, risk, delta)
-
-
-def _require_labels(name: str, rows: KnownOutputs | None) -> None:
-    if rows is not None and not (rows.has_labels if isinstance(rows, OutputStore) else rows.labels is not None):
-        raise ValueError(f"`{name}` must have labels, to know which predictions are right; it has none")
+    promise.require_rows(right if promise.risk is None else len(rows))
+    return rows
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Kept:
+class _Selection:
     """A selection of rows, read a batch at a time, as often as needed."""
 
     rows: KnownOutputs
@@ -438,10 +391,10 @@ class _Kept:
                 yield batch[part]
 
 
-def _split(rows: KnownOutputs) -> tuple[Outputs, _Kept]:
+def _hold_out(rows: KnownOutputs) -> tuple[Outputs, _Selection]:
     """Hold out the same share of each class, chosen at random; return the rows held out and the rest."""
-    _require_labels("train", rows)
-    labels = np.concatenate([batch.labels.numpy() for batch in rows.batches(_BATCH) if batch.labels is not None])
+    require_labels("train", rows)
+    labels = np.concatenate([batch.labels.cpu().numpy() for batch in rows.batches(_BATCH) if batch.labels is not None])
     share = min(_HELD_OUT, _MOST_HELD_OUT / len(labels))
     order = np.lexsort((np.random.default_rng(_SEED).random(len(labels)), labels))
     counts = np.bincount(labels)
@@ -454,7 +407,12 @@ def _split(rows: KnownOutputs) -> tuple[Outputs, _Kept]:
             f"{int((counts > 0).sum())} classes. Pass labelled data as `val`"
         )
     held_out = torch.from_numpy(chosen)
-    return Outputs.cat(list(_Kept(rows, held_out))), _Kept(rows, ~held_out)
+    warn(
+        f"`val` was not given: {int(chosen.sum()):,} of the {len(rows):,} rows of `train` set the threshold. The model "
+        "was trained on them, and is surer of them than of new inputs: of those it will accept fewer than these "
+        "figures say, and nothing is promised. Pass labelled data that it was not trained on as `val`"
+    )
+    return Outputs.cat(list(_Selection(rows, held_out))), _Selection(rows, ~held_out)
 
 
 def _warn_of_margin(made: SelectiveClassifier) -> None:
@@ -471,7 +429,7 @@ def _warn_of_margin(made: SelectiveClassifier) -> None:
         )
 
 
-def _members(network: nn.Module) -> str:
+def _ensemble_remark(network: nn.Module) -> str:
     """One line about the features of an ensemble; nothing for other networks."""
     if not isinstance(network, Ensemble):
         return ""
@@ -481,7 +439,7 @@ def _members(network: nn.Module) -> str:
     )
 
 
-def _premise(scorer: Scorer, score: str, rows: Outputs) -> str:
+def _premise_remark(scorer: Scorer, score: str, rows: Outputs) -> str:
     """One line that says for which S2 scores SIRC's premise holds; nothing for a score without S2."""
     from sirc.evaluation.premise import check_assumptions
 
@@ -493,17 +451,19 @@ def _premise(scorer: Scorer, score: str, rows: Outputs) -> str:
     if not specs or not bool(rows.correct.any()):
         return ""
     verdicts = check_assumptions(Scorer(specs, scorer.parameters), rows).verdicts
-    found: dict[str, tuple[str, list[str]]] = {}
+    alike: dict[str, list[str]] = {}
+    reasons: dict[str, str] = {}  # the first of each kind of verdict
     for s2, verdict in verdicts.items():
-        kind, _, reasons = verdict.partition(": ")
-        why = re.split(r"; (?![^(]*\))", reasons)[0]
-        found.setdefault(kind, (f", as {why}" if why else "", []))[1].append(f"`{s2}`")
-    told = "; ".join(f"{kind} for {listed(s2)}{why}" for kind, (why, s2) in found.items())
-    return f"Premise, that features do not speak against what it gets right: {told}."
+        kind, _, why = verdict.partition(": ")
+        first = re.split(r"; (?![^(]*\))", why)[0]
+        alike.setdefault(kind, []).append(f"`{s2}`")
+        reasons.setdefault(kind, f", as {first}" if first else "")
+    parts = [f"{kind} for {listed(s2)}{reasons[kind]}" for kind, s2 in alike.items()]
+    return f"Premise, that features do not speak against what it gets right: {'; '.join(parts)}."
 
 
-def _cost(val: object, rows: Outputs, names: Sequence[str] | None) -> str:
-    """One line about what the validation rows lack; nothing if they lack nothing."""
+def _validation_remark(val: object, rows: Outputs, names: Sequence[str] | None) -> str:
+    """One line about validation rows that the model knows, or that lack classes; nothing for others."""
     assert rows.labels is not None
     if val is None:
         return "The threshold was set on training rows that were held out: the model knows them, and is surer of them."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from sirc._utils.checks import check_path, check_type
 from sirc._utils.files import PathLike
 from sirc._utils.imports import DISTRIBUTION, needing
 from sirc._utils.text import as_markdown, first_line, shorten, without_links
+from sirc.models import fingerprint
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -26,6 +26,18 @@ GUARD_FILE = "guard.safetensors"
 _GRAPH_FILE, _CARD, _OTHER_CARD = "model.onnx", "README.md", "GUARD.md"
 _REPO = r"[\w.-]+/[\w.-]+"
 _SIGNED = "Written by sirc; the next push writes it anew, unless this line is gone."
+_HEADER = """---
+library_name: sirc
+{task}tags:
+- selective-classification
+- out-of-distribution-detection
+- uncertainty-estimation
+---"""
+_EXAMPLE = """```python
+import sirc
+guard = sirc.load_guard("hf://{repo_id}", {model})
+label, confidence, accepted, logits = guard(images)
+```"""
 _LOG_IN = "Log in with `hf auth login`, or set `HF_TOKEN`"
 
 
@@ -79,62 +91,45 @@ def push(
 
 def card(guard: SelectiveClassifier, repo_id: str, *, network: str | None, graph: bool) -> bytes:
     """The card in Markdown: how to load the guard, what it does, promises and cannot promise."""
-    from sirc.models import fingerprint
-
     # Names of classes in these lines may look like links.
     about = without_links(html.escape(str(guard), quote=False))
     done, accepts, promise, *remarks, cannot = about.splitlines()
-    model = "model" if network is None else repr(network)
+    cannot = cannot.removeprefix("Cannot promise: ")
     wanted = "The network is not in the guard" if network else "`model` is the network that it was made for"
+    exported = (
+        f"`{_GRAPH_FILE}` has the network in it, and runs without its Python code: "
+        f"`hf download {repo_id} {_GRAPH_FILE} --local-dir .`, then `sirc serve {_GRAPH_FILE}`."
+    )
     classes = as_markdown(shorten(", ".join(guard.classes or ()), 1000))
-    lines = [
-        "---",
-        "library_name: sirc",
-        *(["pipeline_tag: image-classification"] if guard.preprocess is not None else []),
-        "tags:",
-        "- selective-classification",
-        "- out-of-distribution-detection",
-        "- uncertainty-estimation",
-        "---",
-        "",
+    sections = [
+        _HEADER.format(task="" if guard.preprocess is None else "pipeline_tag: image-classification\n"),
         f'# {repo_id.partition("/")[2]}: a classifier that may say "I don\'t know"',
-        "",
         f"`{GUARD_FILE}` lets a trained classifier reject inputs that it may be wrong about, and inputs that belong to "
         "none of its classes (OOD).",
-        "",
         "## Load it",
-        "",
-        "```python",
-        "import sirc",
-        f'guard = sirc.load_guard("hf://{repo_id}", {model})',
-        "label, confidence, accepted, logits = guard(images)",
-        "```",
-        "",
+        _EXAMPLE.format(repo_id=repo_id, model="model" if network is None else repr(network)),
         f"This takes `pip install '{DISTRIBUTION}[hub]'`. {wanted}, and any other is refused: the fingerprint of its "
         f"weights is `{fingerprint(guard.model)}`. `guard.preprocess` says how images are prepared, if that is known.",
-        "",
+        exported if graph else "",
+        "## What it does",
+        f"{done} {accepts}",
+        classes and f"The {len(guard.classes or ())} classes: {classes}.",
+        "## What it promises",
+        promise.removeprefix("Promise: "),
+        *remarks,
+        "## What it cannot promise",
+        f"{cannot[:1].upper()}{cannot[1:]}",
+        f"*{_SIGNED}*\n",
     ]
-    if graph:
-        lines += [
-            f"`{_GRAPH_FILE}` has the network in it, and runs without its Python code: "
-            f"`hf download {repo_id} {_GRAPH_FILE} --local-dir .`, then `sirc serve {_GRAPH_FILE}`.",
-            "",
-        ]
-    lines += ["## What it does", "", f"{done} {accepts}", ""]
-    lines += [f"The {len(guard.classes or ())} classes: {classes}.", ""] if classes else []
-    lines += ["## What it promises", "", promise.removeprefix("Promise: "), ""]
-    lines += [line for remark in remarks for line in (remark, "")]
-    cannot = cannot.removeprefix("Cannot promise: ")
-    lines += ["## What it cannot promise", "", f"{cannot[:1].upper()}{cannot[1:]}", "", f"*{_SIGNED}*", ""]
-    return "\n".join(lines).encode()
+    return "\n\n".join(filter(None, sections)).encode()
 
 
 def _check_graph(guard: SelectiveClassifier, path: PathLike) -> None:
     from sirc.deploy.onnx import OnnxGraph
     from sirc.deploy.saved import about
 
-    told, wanted = OnnxGraph(path).facts, json.loads(json.dumps(about(guard)))
-    if any(told.get(name) != wanted[name] for name in ("model", "spec", "threshold")):
+    exported, own = OnnxGraph(path).facts, about(guard)
+    if any(exported.get(name) != own[name] for name in ("model", "spec", "threshold")):
         raise ValueError(
             f"`onnx` must be this guard as a graph; '{path}' has another model, score or threshold. Export it again: "
             "`guard.export_onnx(path, images)`"
@@ -146,12 +141,12 @@ def _card_name(api: HfApi, repo_id: str) -> str:
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
-        there = Path(api.hf_hub_download(repo_id, _CARD)).read_text(encoding="utf-8", errors="replace")
+        text = Path(api.hf_hub_download(repo_id, _CARD)).read_text(encoding="utf-8", errors="replace")
     except EntryNotFoundError as error:
         if isinstance(error, LocalEntryNotFoundError):  # the Hub did not answer, so that nobody knows
             raise
         return _CARD
-    return _CARD if _SIGNED in there else _OTHER_CARD
+    return _CARD if _SIGNED in text else _OTHER_CARD
 
 
 def _api() -> HfApi:

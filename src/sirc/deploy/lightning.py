@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias, final
 
 from torch import nn
@@ -17,12 +17,12 @@ from sirc._utils.files import PathLike, refuse_existing
 from sirc._utils.imports import missing_package
 from sirc._utils.text import first_line
 from sirc._utils.warn import warn
-from sirc.deploy.guard_data import first_images
-from sirc.deploy.guards import check_enough, checked_recall, guard
+from sirc.deploy.guard_data import first_inputs, size_of
+from sirc.deploy.guards import Promise, guard
 from sirc.deploy.selective import SelectiveClassifier
 from sirc.evaluation import evaluate
 from sirc.extraction import extract
-from sirc.models import features_at, load_weights, rows_of, unwrap
+from sirc.models import features_at, load_weights, unwrap
 from sirc.outputs import Head
 from sirc.scores import Needs, Scorer, fit, parse, reads_features
 
@@ -85,7 +85,8 @@ class GuardCallback(_Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         for name, data in (("train", train), ("val", val)):
-            if isinstance(data, str | Path) or not isinstance(data, Dataset | Iterable):
+            # An iterator would be used up by the first validation.
+            if isinstance(data, str | os.PathLike | Iterator) or not isinstance(data, Dataset | Iterable):
                 raise ValueError(f"`{name}` must be a dataset or a loader; got {type(data).__name__}")
         check_type("ood", ood, Mapping | None, "a dict of OOD sets", "Name each: `ood={'textures': data}`")
         self.guard: SelectiveClassifier | None = None
@@ -105,7 +106,7 @@ class GuardCallback(_Callback):  # type: ignore[misc]
                     'Add `ModelCheckpoint(monitor="sirc/aurr/wrong")`, or what else you log, to its callbacks'
                 )
             recall, risk, delta = (self._options.get(name) for name in ("recall", "risk", "delta"))
-            check_enough(self._val, checked_recall(recall, risk, delta, self._val), risk, delta)
+            Promise.of(recall, risk, delta, self._val).require_rows(size_of(self._val))
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log the metrics; warn if the network gets nothing right yet, or gives numbers that are not finite."""
@@ -122,7 +123,7 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         """The metrics of the network as it is now, by the name they are logged under."""
         network, features, head = unwrap(model), bool(reads_features([self._spec])), self._options.get("head")
         if features and not isinstance(head, Head):
-            head = features_at(network, rows_of(first_images(self._val, 4), slice(2)), name=head)
+            head = features_at(network, first_inputs(2, self._val), name=head)
         reading = {key: self._options[key] for key in ("batch_size", "workers", "on_error") if key in self._options}
         run = partial(extract, network, head=head, features=features, progress=False, **reading)
         scorer = Scorer(self._score)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from sirc._utils.files import PathLike
-from sirc._utils.imports import DISTRIBUTION, missing_package
+from sirc._utils.imports import DISTRIBUTION, needing
 from sirc.deploy.batch_callables import DecideImages
-from sirc.deploy.onnx import OnnxGraph
+from sirc.deploy.onnx import ROW, OnnxGraph
 from sirc.deploy.predict import COLUMNS
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ def load_model(uri: str) -> OnnxGraph:
     from mlflow.models import Model
 
     folder = Path(download_artifacts(artifact_uri=uri)).resolve()
-    told = Model.load(folder).flavors.get("python_function", {})
-    place = (folder / str(told.get("data"))).resolve()
-    if told.get("loader_module") != __name__ or not place.is_relative_to(folder):
+    flavour = Model.load(folder).flavors.get("python_function", {})
+    place = (folder / str(flavour.get("data"))).resolve()
+    if flavour.get("loader_module") != __name__ or not place.is_relative_to(folder):
         raise ValueError(f"'{uri}' must be a model that `save_model` or `log_model` wrote, with its graph inside")
     return OnnxGraph(place)
 
@@ -93,12 +93,7 @@ class _ArrayModel:
         """Decide about an array, or a dict of them; there are no `params`."""
         import pandas as pd
 
-        decision, reasons = self._graph.explain(batch)
-        names = dict(enumerate(self._graph.classes or ()))
-        classes = [names.get(label) for label in decision.label.tolist()]
-        why: Sequence[str | None] = reasons or [None] * len(classes)
-        table = {**decision._asdict(), "class": classes, "reason": why}
-        return pd.DataFrame({name: table[name] for name in _DECISION})
+        return pd.DataFrame(self._graph.rows(batch), columns=ROW)[_DECISION]
 
 
 def _described(graph: PathLike, **options: Any) -> dict[str, Any]:
@@ -108,14 +103,15 @@ def _described(graph: PathLike, **options: Any) -> dict[str, Any]:
     opened = OnnxGraph(graph)  # refuses what is no graph of ours
     extras = "onnx,vision" if opened.takes_images else "onnx"
     threshold = opened.threshold
-    told = {"score": opened.spec, "threshold": threshold.value, "promise": threshold.guarantee}
-    described: dict[str, Any] = {
+    metadata = {"score": opened.spec, "threshold": threshold.value, "promise": threshold.guarantee}
+    return {
         "signature": _signature(opened),
         "pip_requirements": [f"{DISTRIBUTION}[{extras}]=={__version__}"],
         **options,
-        "metadata": told | (options.get("metadata") or {}),
+        "metadata": metadata | (options.get("metadata") or {}),
+        "loader_module": __name__,
+        "data_path": str(graph),
     }
-    return {**described, "loader_module": __name__, "data_path": str(graph)}
 
 
 def _signature(graph: OnnxGraph) -> ModelSignature:
@@ -147,9 +143,7 @@ def _known_signature() -> Iterator[Any]:
 
 
 def _pyfunc() -> Any:
-    try:
-        with warnings.catch_warnings(action="ignore"):  # warnings about MLflow's own types
-            import mlflow.pyfunc
-    except ImportError as error:
-        raise missing_package("an MLflow model", "mlflow", "mlflow") from error
+    # MLflow warns about its own types.
+    with needing("an MLflow model", "mlflow", "mlflow"), warnings.catch_warnings(action="ignore"):
+        import mlflow.pyfunc
     return mlflow.pyfunc

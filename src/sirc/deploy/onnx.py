@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -56,7 +57,7 @@ def export(
         raise ValueError("a model in bfloat16 cannot be exported, as runtimes do not know it: use float32 or float16")
     selective(example)  # finds the head, and fails early
     size = torch.export.Dim("batch")
-    with _silenced(), _exported(selective.model), torch.no_grad():
+    with _exporting(selective.model):
         program = torch.onnx.export(
             _Explaining(selective, list(inputs)).eval(),
             tuple(_repeated(inputs, 2).values()),  # a batch of one would be taken for a constant
@@ -92,7 +93,7 @@ class _Explaining(nn.Module):
         self.selective, self.names = selective, names
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        decision, reason = self.selective.explained(_batch(dict(zip(self.names, inputs, strict=True))))
+        decision, reason = self.selective.explain_by_number(_batch(dict(zip(self.names, inputs, strict=True))))
         return *decision, reason
 
 
@@ -181,26 +182,19 @@ def _facts_of(session: Any, sealed: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def _exported(model: nn.Module) -> Iterator[None]:
-    """Turn what the exporter says of a model that it cannot trace into one line."""
+def _exporting(model: nn.Module) -> Iterator[None]:
+    """Silence the exporter, and turn what it says of a model that it cannot trace into one line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():
+            yield
     except torch.onnx.OnnxExporterError as error:
         why = shorten(first_line(error.__cause__ or error), 200)
         raise ValueError(
             f"a model must be traceable to be exported; torch cannot trace {type(model).__name__} ({why}). "
             "`torch.onnx.export(model, …, dynamo=True)` tells where"
         ) from error
-
-
-@contextmanager
-def _silenced() -> Iterator[None]:
-    """Silence the exporter's logs and warnings; errors are still raised."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
     finally:
         logging.disable(before)
 
@@ -211,6 +205,22 @@ class OnnxDecision(NamedTuple):
     label: npt.NDArray[np.int64]
     confidence: npt.NDArray[np.float64]
     accepted: npt.NDArray[np.bool_]
+
+
+class OnnxRow(NamedTuple):
+    """The decision about one input."""
+
+    label: int
+    class_name: str | None
+    """None where the graph does not name its classes."""
+    confidence: float
+    accepted: bool
+    reason: str | None
+    """None in a graph that an earlier version exported."""
+
+
+ROW = ("label", "class", "confidence", "accepted", "reason")
+"""The fields of an `OnnxRow`, as tables and answers name them."""
 
 
 class OnnxTensor(NamedTuple):
@@ -242,22 +252,10 @@ class OnnxGraph:
         if path.suffix == ".safetensors":
             raise StoreError(f"'{path}' is no graph: make one of it with `sirc export` or `export_onnx`.")
         check_at_least("threads", threads, 0)
-        with needing("running an exported graph", "onnxruntime", "onnx"):
-            import onnxruntime
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3
-        # Threads that spin while they wait would take the cores from other requests.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # The digest covers this file alone: weights in another one are not read.
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
         data = path.read_bytes()  # what is checked is what runs, even if the file changes meanwhile
         try:
             sealed = _is_sealed(data)
-            try:
-                self._session: Any = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-            except Exception as error:  # onnxruntime has errors of its own, which share no class
-                raise StoreError(f"onnxruntime cannot run it ({str(error).partition(chr(10))[0]})") from error
+            self._session = _session_of(data, threads)
             self.inputs = [value.name for value in self._session.get_inputs()]
             facts, outputs = _facts_of(self._session, sealed), {output.name for output in self._session.get_outputs()}
             if missing := set(_OUTPUTS) - outputs:
@@ -319,6 +317,29 @@ class OnnxGraph:
         columns = self._session.run(self._outputs, {name: x.numpy() for name, x in given.items()})
         words = self._reasons
         return OnnxDecision(*columns[:3]), None if words is None else [words[number] for number in columns[3].tolist()]
+
+    def rows(self, batch: ArrayLike | Mapping[str, ArrayLike]) -> list[OnnxRow]:
+        """Decide, and give the decisions input by input."""
+        decision, reasons = self.explain(batch)
+        labels, confidences, accepted = (column.tolist() for column in decision)
+        names = [self.classes[label] if self.classes else None for label in labels]
+        return list(map(OnnxRow, labels, names, confidences, accepted, reasons or repeat(None)))
+
+
+def _session_of(data: bytes, threads: int) -> Any:
+    with needing("running an exported graph", "onnxruntime", "onnx"):
+        import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    # Threads that spin while they wait would take the cores from other requests.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # The digest covers this file alone: weights in another one are not read.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
+    try:
+        return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has errors of its own, which share no class
+        raise StoreError(f"onnxruntime cannot run it ({first_line(error)})") from error
 
 
 def _fitting(taken: OnnxTensor, values: ArrayLike) -> Tensor:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 from torch import Tensor
 
 from sirc._utils import distributed
-from sirc._utils.checks import check_path, check_positive
+from sirc._utils.checks import check_path, check_positive, check_type
 from sirc._utils.files import PathLike, atomic_write, content_digest, refuse_existing
 from sirc._utils.parts import Parts
 from sirc._utils.text import as_csv
@@ -83,14 +83,14 @@ def predict_folder(
     with distributed.failing_together():
         done, total = len(rows), len(rows) + sum(map(len, mine))
         new: DecisionRows = {}
-        with progress.task(distributed.of_process("predict"), total, done=done) as task, _kept(parts, new) as keep:
+        with progress.task(distributed.of_process("predict"), total, done=done) as task, _saving(parts, new) as save:
             for reading in DatasetReader(images, size, workers).read(mine):
                 # A file that is gone, or may not be read, is no failure of the machine.
                 there = [item for item in reading.lost if os.access(images.path(item.index), os.R_OK)]
                 raise_fatal(there, images.where)
                 new |= decider.rows(reading)
                 task.advance(len(reading.index) + len(reading.lost))
-                keep()
+                save()
     for text in distributed.gather_texts(json.dumps([*new.items()])):
         rows |= _loaded(text)
     table = decider.table(rows)
@@ -133,8 +133,8 @@ def _loaded(text: str) -> list[tuple[int, _DecisionRow]]:
 
 
 @contextmanager
-def _kept(parts: Parts | None, rows: Mapping[int, _DecisionRow]) -> Iterator[Callable[[], None]]:
-    """Write new rows to parts, when the caller asks and it is time, and when the work ends early."""
+def _saving(parts: Parts | None, rows: Mapping[int, _DecisionRow]) -> Iterator[Callable[[], None]]:
+    """Give a function that writes new rows to parts when it is time; those of work that ends early are written too."""
     count = 0
 
     def write() -> None:
@@ -163,14 +163,13 @@ class Decider:
         *,
         threads: int = 0,
     ) -> None:
-        if isinstance(classifier, str | Path):
-            self._model: OnnxModel | SelectiveClassifier = OnnxModel(classifier, threads=threads)
-        elif isinstance(classifier, SelectiveClassifier):
+        what = "a SelectiveClassifier or the path of an exported graph"
+        check_type("classifier", classifier, SelectiveClassifier | str | os.PathLike, what)
+        if isinstance(classifier, SelectiveClassifier):
             classifier._check_threshold()
-            self._model = classifier
+            self._model: OnnxModel | SelectiveClassifier = classifier
         else:
-            kind = type(classifier).__name__
-            raise ValueError(f"`classifier` must be a SelectiveClassifier or the path of an exported graph; got {kind}")
+            self._model = OnnxModel(classifier, threads=threads)
         found = preprocess or self._model.preprocess
         if found is None:
             raise ValueError(
@@ -189,30 +188,25 @@ class Decider:
 
     def rows(self, reading: IndexedBatch) -> DecisionRows:
         """The rows of a batch, by the number of the image."""
-        broken = {item.index: item.why for item in reading.lost}
+        rows: DecisionRows = {item.index: (False, None, None, "", item.why) for item in reading.lost}
+        if isinstance(reading.batch, Tensor):
+            rows.update(zip(reading.index, self._decide(reading.batch), strict=True))
+        return rows
+
+    def _decide(self, images: Tensor) -> list[_DecisionRow]:
         try:
-            answers = self._answers(reading.batch) if isinstance(reading.batch, Tensor) else []
+            if isinstance(self._model, OnnxModel):
+                self._model.check_size("the image", *images.shape[-2:])
+            decision, reasons = self._model.explain(images)
         except (ImageError, RuntimeError) as error:
             # A model may fail on an image of an odd size; on a batch of equal sizes the fault is the model's.
             if isinstance(error, RuntimeError) and self.one_size:
                 raise
-            answers = []
-            broken |= {index: str(error) for index in reading.index}
-        rows: DecisionRows = {index: (*row, "") for index, row in zip(reading.index, answers, strict=False)}
-        return rows | {index: (False, None, None, "", why) for index, why in broken.items()}
-
-    def _answers(self, images: Tensor) -> list[tuple[bool, int, float, str]]:
-        """Accepted, label, confidence and reason for each image."""
-        if isinstance(self._model, OnnxModel):
-            array = images.numpy()
-            self._model.check_size("the image", *array.shape[-2:])
-            by_graph, words = self._model.explain(array)
-            label, confidence, accepted = (column.tolist() for column in by_graph)
-            reasons = ["" if ok else "rejected" for ok in accepted] if words is None else words
-        else:
-            decision, reasons = self._model.explain(images)
-            label, confidence, accepted = (column.tolist() for column in decision[:3])
-        return list(zip(accepted, label, confidence, reasons, strict=True))
+            return [(False, None, None, "", str(error))] * len(images)
+        label, confidence, accepted = (column.tolist() for column in decision[:3])
+        if reasons is None:  # a graph of an earlier version
+            reasons = ["" if ok else "rejected" for ok in accepted]
+        return list(zip(accepted, label, confidence, reasons, [""] * len(label), strict=True))
 
     def table(self, rows: DecisionRows) -> pd.DataFrame:
         """The rows as a table with class names, in the order of the images' numbers."""

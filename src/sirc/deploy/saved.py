@@ -100,7 +100,7 @@ def load(path: PathLike, model: nn.Module) -> SelectiveClassifier:
             preprocess=preprocess,
         )
         selective._hook.is_last = bool(facts["head_is_last"])
-        selective._with(Threshold.from_dict(facts["threshold"]))
+        selective._use(Threshold.from_dict(facts["threshold"]))
         calibration = _calibration_in(tensors)
         selective.calibration = calibration.clone() if len(calibration) else None
         correct = tensors.get("calibration_correct")  # files of earlier versions have none, and no remarks

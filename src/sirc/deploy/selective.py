@@ -20,10 +20,14 @@ from sirc._utils.precision import Convolutions, may_convolve_in_tf32
 from sirc._utils.text import listed, percent
 from sirc.data import Preprocess
 from sirc.deploy.confidence_graph import LOWEST, ConfidenceGraph, precisely
-from sirc.deploy.guard_data import Data, is_unprepared, opened
+from sirc.deploy.guard_data import Data, is_unprepared, opened, require_labels
+from sirc.deploy.hub import push
+from sirc.deploy.saved import contents, load
+from sirc.deploy.summary import summary
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 from sirc.deploy.threshold.counts import typical_size
 from sirc.errors import NotFittedError
+from sirc.extraction import extract, ran_in_half
 from sirc.models import (
     FeatureHook,
     call_model,
@@ -194,10 +198,11 @@ class SelectiveClassifier(nn.Module):
         label, confidence, accepted = self.scoring.decide(logits, features)
         return Decision(label, confidence, accepted, logits)
 
-    def _score(self, images: Any) -> tuple[Tensor, Tensor]:
+    def _score(self, images: Any) -> Tensor:
         logits, features = self.outputs(copy_of(images))
         with precisely(logits.device):
-            return logits, self.scoring(logits, features)
+            confidence: Tensor = self.scoring(logits, features)
+        return confidence
 
     def _check_threshold(self) -> Threshold:
         if self.threshold is None:
@@ -288,16 +293,10 @@ class SelectiveClassifier(nn.Module):
             >>> sel.calibrate(val, recall=0.9, delta=0.05).threshold.bounds
             {'recall': 0.9}
         """
-        rule = {"recall": recall, "coverage": coverage, "risk": risk, "delta": delta}
-        rule |= {"alpha": alpha, "beta": beta, "reject_cost": reject_cost}
-        given = [name for name, value in (*rule.items(), ("ood", ood)) if value is not None]
-        least_cost = {"ood", "alpha", "beta"} <= {*given} <= {"ood", "alpha", "beta", "reject_cost", "recall"}
-        if not least_cost and {*given} - {"delta"} not in ({"recall"}, {"coverage"}, {"risk"}):
-            raise ValueError(
-                "give exactly one of recall=, coverage= and risk=; or, for a threshold of least cost, which needs "
-                "`ood` and has no delta=, alpha= and beta= with reject_cost= or recall=; got "
-                + (", ".join(f"{name}=" for name in given) or "none")
-            )
+        _check_goal(
+            recall=recall, coverage=coverage, risk=risk, delta=delta,
+            alpha=alpha, beta=beta, reject_cost=reject_cost, ood=ood,
+        )  # fmt: skip
         val = opened(val, self.classes, labelled=coverage is None)  # a store knows its precision, its path does not
         with largest_batch(self.model) as batches:
             outputs = self._as_outputs(val, labelled=coverage is None)
@@ -311,21 +310,18 @@ class SelectiveClassifier(nn.Module):
                 f"{share:.0%} of these {len(outputs)} rows are among them. Pass validation data that the fit did "
                 "not see, or split the data"
             )
-        # In float64 on any device, as in the graph that decides: the row that sets the threshold must reach it.
-        confidence = self.scorer(outputs, compile=False)[self.spec]
-        tolerance = self._tolerance(val, outputs, confidence, batches)
+        confidence = self._confidences(outputs)
+        tolerance = self._tolerance(val, outputs, confidence, batches[0] if batches else None)
         if outputs.labels is not None:
             warn_of_labels("val", outputs.predictions, outputs.labels)
         if ood is not None and alpha is not None and beta is not None:
             sets = ood.values() if isinstance(ood, Mapping) else [ood]
             if not sets:
                 raise ValueError("`ood` must hold at least one OOD set; got an empty dict")
-            parts = [self.scorer(self._as_outputs(one, labelled=False), compile=False)[self.spec] for one in sets]
-            other = torch.cat(parts)
             threshold = at_cost(
                 confidence,
                 outputs.correct,
-                other,
+                torch.cat([self._confidences(self._as_outputs(one, labelled=False)) for one in sets]),
                 alpha=alpha,
                 beta=beta,
                 reject_cost=reject_cost,
@@ -342,7 +338,11 @@ class SelectiveClassifier(nn.Module):
             threshold = at_risk(confidence, outputs.correct, risk, delta=delta, tolerance=tolerance)
         self.calibration = confidence.cpu()
         self.calibration_correct = None if outputs.labels is None else outputs.correct.cpu()
-        return self._with(threshold)
+        return self._use(threshold)
+
+    def _confidences(self, outputs: Outputs) -> Tensor:
+        # In float64 on any device, as in the graph that decides: the row that sets the threshold must reach it.
+        return self.scorer(outputs, compile=False)[self.spec]
 
     def tolerance(self, *dtypes: torch.dtype) -> float:
         """The share by which confidences may change with batch size, device and runtime.
@@ -351,61 +351,58 @@ class SelectiveClassifier(nn.Module):
         """
         return max(_TOLERANCE.get(dtype, 0.0) for dtype in (*dtypes, *(x.dtype for x in self.model.parameters())))
 
-    def _tolerance(self, val: object, outputs: Outputs, confidence: Tensor, batches: list[GivenBatch]) -> float:
+    def _tolerance(self, val: object, outputs: Outputs, confidence: Tensor, batch: GivenBatch | None) -> float:
+        """The tolerance for these outputs, or more where the batch shows that confidences change more."""
         dtypes = [x.dtype for x in (outputs.logits, outputs.features) if x is not None]
-        if isinstance(val, OutputStore):
-            from sirc.extraction import ran_in_half
-
-            dtypes += [torch.bfloat16] if ran_in_half(val) else []
+        if isinstance(val, OutputStore) and ran_in_half(val):
+            dtypes.append(torch.bfloat16)
         share = self.tolerance(*dtypes)
-        scale = typical_size(confidence.cpu().numpy())
         # A weight of more than two dimensions is a kernel, as a rule.
         kernels = any(x.ndim > 2 and x.dtype == torch.float32 for x in self.model.parameters())
         in_tf32 = kernels and may_convolve_in_tf32()
-        if in_tf32 and not batches:
-            return max(share, _TF32)
+        if batch is None:
+            return max(share, _TF32) if in_tf32 else share
+        scale = typical_size(confidence.cpu().numpy())
 
         def allowed(values: Tensor, others: Tensor) -> float:
             """Four times the largest change."""
             change = (others - values).abs() / values.abs().clamp(min=scale)
             return min(0.4, 4 * float(change.nan_to_num(0, 0).max()))
 
-        widened, by_batch = share, 0.0
-        for batch in batches:
-            few, together = rows_of(batch.images, slice(TRIED)), self._together(batch, outputs, confidence)
-            if in_tf32:
-                exact = together
-                if together.is_cuda:  # where convolutions were rounded already
-                    with Convolutions(rounded=False):
-                        exact = self._score(few)[1]
-                with Convolutions(rounded=True):
-                    widened = max(widened, allowed(exact, self._score(few)[1]))
-            for i, value in enumerate(together):
-                if i == TRIED_FIRST and by_batch < widened / 10:
-                    break
-                alone = self._score(rows_of(few, slice(i, i + 1)))[1]
-                by_batch = max(by_batch, allowed(value, alone))
-        return max(widened, by_batch)
+        few, together = rows_of(batch.images, slice(TRIED)), self._scored_together(batch, outputs, confidence)
+        if in_tf32:
+            exact = together
+            if together.is_cuda:  # where convolutions were rounded already
+                with Convolutions(rounded=False):
+                    exact = self._score(few)
+            with Convolutions(rounded=True):
+                share = max(share, allowed(exact, self._score(few)))
+        by_batch = 0.0
+        for i, value in enumerate(together):
+            if i == TRIED_FIRST and by_batch < share / 10:
+                break
+            by_batch = max(by_batch, allowed(value, self._score(rows_of(few, slice(i, i + 1)))))
+        return max(share, by_batch)
 
-    def _together(self, batch: GivenBatch, outputs: Outputs, confidence: Tensor) -> Tensor:
+    def _scored_together(self, batch: GivenBatch, outputs: Outputs, confidence: Tensor) -> Tensor:
         """The confidences of a batch's first images: those at hand where its logits are, or else by running it."""
         if batch.logits is not None:
             logits = batch.logits.to(outputs.logits)
-            found = (outputs.logits == logits[0]).all(1).nonzero().flatten().tolist()[:1]
-            for start in found:
-                rows = slice(start, start + len(logits))
-                if torch.equal(outputs.logits[rows], logits):
-                    return confidence[rows].to(batch.logits.device)
-        return self._score(batch.images)[1][:TRIED]
+            equal = (outputs.logits == logits[0]).all(1).nonzero()
+            start = int(equal[0]) if len(equal) else 0
+            rows = slice(start, start + len(logits))
+            if torch.equal(outputs.logits[rows], logits):
+                return confidence[rows].to(batch.logits.device)
+        return self._score(batch.images)[:TRIED]
 
     def set_threshold(self, value: float) -> Self:
         """Set a threshold from elsewhere; it promises nothing."""
         number = check_number("threshold", value)
         self.calibration = self.calibration_correct = None
         text = "none: the threshold was given"
-        return self._with(Threshold(number, "given", None, None, True, {}, {}, {}, text, ""))
+        return self._use(Threshold(number, "given", None, None, True, {}, {}, {}, text, ""))
 
-    def _with(self, threshold: Threshold) -> Self:
+    def _use(self, threshold: Threshold) -> Self:
         self.threshold, self.remarks = threshold, ()
         # An input without a computable confidence is never accepted, not even by a threshold of −∞.
         self.scoring.limit.fill_(threshold.value if threshold.value != -math.inf else math.nextafter(LOWEST, 0))
@@ -425,13 +422,11 @@ class SelectiveClassifier(nn.Module):
             known.check_model(fingerprint(self.model))
             known = known.load()
         elif not isinstance(known, Outputs):
-            from sirc.extraction import extract
-
             features = self.scoring.needs_features
             known = extract(self.model, known, head=self._hook.name, features=features, labels=labelled)
         assert isinstance(known, Outputs)
-        if labelled and known.labels is None:
-            raise ValueError("validation data must have labels, to know which predictions are right; these have none")
+        if labelled:
+            require_labels("val", known)
         return known
 
     def explain(self, images: Any) -> tuple[Decision, list[str]]:
@@ -440,10 +435,10 @@ class SelectiveClassifier(nn.Module):
         The reason is "softmax" if the input would be rejected even without the features' part, "not computable" if it
         has no confidence, and "" if it is accepted.
         """
-        decision, numbers = self.explained(images)
+        decision, numbers = self.explain_by_number(images)
         return decision, [self.scoring.reasons[number] for number in numbers.tolist()]
 
-    def explained(self, images: Any) -> tuple[Decision, Tensor]:
+    def explain_by_number(self, images: Any) -> tuple[Decision, Tensor]:
         """Decide, and give each reason as its index in `scoring.reasons`: `explain` for an exported graph."""
         self._check_threshold()
         logits, features = self.outputs(images)
@@ -472,7 +467,7 @@ class SelectiveClassifier(nn.Module):
             )
         check_type("ood", ood, Mapping | None, "a dict of OOD sets", "Name each: `ood={'textures': data}`")
         sets = {name: self._as_outputs(data, labelled=False) for name, data in (ood or {}).items()}
-        others = {name: self.scorer(rows, compile=False)[self.spec] for name, rows in sets.items()}
+        others = {name: self._confidences(rows) for name, rows in sets.items()}
         recall = float((self.calibration[self.calibration_correct] >= threshold.value).double().mean().nan_to_num())
         ev = evaluate(
             {self.spec: (self.calibration, self.calibration_correct)},
@@ -481,17 +476,16 @@ class SelectiveClassifier(nn.Module):
         )
         done, accepts, *promises = str(self).splitlines()
         counts = [f"{int((one >= threshold.value).sum()):,} of {len(one):,} in {name}" for name, one in others.items()]
-        feasible = threshold.value < float("inf")
-        outside = [f"Of OOD input it accepts {listed(counts)}."] if counts and feasible else []
-        sliders = "The sliders show other thresholds, each by its recall of these validation rows."
-        own = f" This classifier's own threshold is {threshold.value:.6g}, with a recall of {percent(recall)} of them."
-        notes = [done, accepts, *outside, *promises, sliders + own * feasible]
+        outside, sliders = [], "The sliders show other thresholds, each by its recall of these validation rows."
+        if threshold.value < math.inf:
+            outside = [f"Of OOD input it accepts {listed(counts)}."] if counts else []
+            own = f"threshold is {threshold.value:.6g}, with a recall of {percent(recall)} of them."
+            sliders += f" This classifier's own {own}"
+        notes = [done, accepts, *outside, *promises, sliders]
         return ev.report(path, title=title or "What this classifier accepts", notes=notes, overwrite=overwrite)
 
     def __str__(self) -> str:
-        from sirc.deploy.guards import in_words
-
-        return super().__str__() if self.threshold is None else in_words(self)
+        return super().__str__() if self.threshold is None else summary(self)
 
     def save(self, path: PathLike, *, overwrite: bool = False) -> None:
         """Write scorer, threshold, guarantee, class names, preprocessing and the model's fingerprint; not the model.
@@ -504,8 +498,6 @@ class SelectiveClassifier(nn.Module):
             >>> sirc.load_guard(path, model).threshold.value
             1.5
         """
-        from sirc.deploy.saved import contents
-
         write_safetensors(path, *contents(self), overwrite=overwrite)
 
     @classmethod
@@ -520,8 +512,6 @@ class SelectiveClassifier(nn.Module):
             >>> sirc.SelectiveClassifier.load(path, model).spec
             'msp'
         """
-        from sirc.deploy.saved import load
-
         check_type("model", model, nn.Module, "a torch.nn.Module")
         return load(path, model)
 
@@ -541,8 +531,6 @@ class SelectiveClassifier(nn.Module):
         write stays, and the card becomes GUARD.md. Needs `pip install 'torch-sirc[hub]'`, and `hf auth login` or
         `HF_TOKEN`.
         """
-        from sirc.deploy.hub import push
-
         return push(self, repo_id, onnx=onnx, network=network, private=private)
 
     def export_onnx(
@@ -581,6 +569,19 @@ class SelectiveClassifier(nn.Module):
     def extra_repr(self) -> str:
         """The score and its threshold."""
         return f"{self.spec!r}, threshold={None if self.threshold is None else self.threshold.value}"
+
+
+def _check_goal(**goal: object) -> None:
+    """Require one goal of `calibrate`: a recall, a coverage, a risk or the least cost."""
+    given = {name for name, value in goal.items() if value is not None}
+    costs = {"ood", "alpha", "beta"}
+    if costs <= given <= {*costs, "reject_cost", "recall"} or given - {"delta"} in ({"recall"}, {"coverage"}, {"risk"}):
+        return
+    raise ValueError(
+        "give exactly one of recall=, coverage= and risk=; or, for a threshold of least cost, which needs "
+        "`ood` and has no delta=, alpha= and beta= with reject_cost= or recall=; got "
+        + (", ".join(f"{name}=" for name in goal if name in given) or "none")
+    )
 
 
 def names_of(classes: Sequence[str] | None) -> list[str] | None:

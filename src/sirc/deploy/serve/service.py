@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeAlias, TypeVar, final
+from typing import TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 
 import sirc
 from sirc.deploy.confidence_graph import LOWEST
-from sirc.deploy.onnx import OnnxDecision, OnnxModel
+from sirc.deploy.onnx import ROW, OnnxModel, OnnxRow
 from sirc.deploy.serve.uploads import (
     BUSY,
     FORMATS,
@@ -35,18 +35,15 @@ from sirc.deploy.serve.uploads import (
     count_pixels,
     decode,
 )
-from sirc.deploy.serve.watch import Watch, decision_rows
+from sirc.deploy.serve.watch import Watch
 from sirc.deploy.threshold.text import as_plain
-from sirc.errors import ImageError
 
 T = TypeVar("T")
-_Decided: TypeAlias = tuple[OnnxDecision, list[str] | None]  # with the reasons, if the graph gives them
 _log = logging.getLogger("sirc.deploy.serve")
 _BATCH = 16  # images that the graph sees at once
 _PIXEL_BYTES = 16  # memory to decode or scale a pixel, at most: what WebP takes
 _PREPARED_BYTES = 24  # memory of a prepared pixel: three float32, in the image and again in the batch
 _LIGHT = 1 << 25  # bytes of light work: an image of two million pixels, or a batch of smaller ones
-_HEADERS = {408: {"Connection": "close"}, 503: {"Retry-After": "1"}}
 _READY_SECONDS = 5.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:=+/@-]{1,128}")
 KINDS = (
@@ -80,24 +77,15 @@ class Service:
         with self.metrics.in_progress.track_inprogress():
             refused = None
             try:
-                answer = JSONResponse(self._as_json(*await self._answer(request, name)))
-            except RefusedError as error:
-                refused = error
-            except ImageError as error:
-                refused = RefusedError(422, "wrong_size", str(error))
-            except ClientDisconnect:
-                refused = RefusedError(400, "disconnected", "the client went away before it was answered")
-            except Exception:  # the details are for the log, not for the client
-                _log.exception("a request failed")
-                refused = RefusedError(500, "internal", "the request failed; the service's log tells why")
-            if refused is not None:
-                content = {"error": refused.message, "kind": refused.kind}
-                answer = JSONResponse(content, refused.status, headers=_HEADERS.get(refused.status))
+                answer = JSONResponse(self._as_json(await self._answer(request, name)))
+            except Exception as error:
+                refused = RefusedError.because(error)
+                answer = refused.answer()
         answer.headers["X-Request-ID"] = name
         self.metrics.count_request(answer.status_code, refused and refused.kind, time.monotonic() - began)
         return answer
 
-    async def _answer(self, request: Request, name: str) -> _Decided:
+    async def _answer(self, request: Request, name: str) -> list[OnnxRow]:
         """Read a request and decide about it, unless its time is up or its client leaves first."""
         if self._waiting >= self.limits.max_waiting:
             raise RefusedError(*BUSY)
@@ -116,49 +104,41 @@ class Service:
             finally:
                 self._waiting -= 1
 
-    async def _decide(self, uploads: list[Upload], name: str) -> _Decided:
+    async def _decide(self, uploads: list[Upload], name: str) -> list[OnnxRow]:
         run = partial(self.turns.run, next(self._numbers))
         pixels = await run(count_pixels, uploads, self.model.preprocess, self.limits)
-        parts: list[_Decided] = []
-        order: list[int] = []
+        decided: dict[int, OnnxRow] = {}
         left = threading.Event()
         try:
             # A batch is prepared and decided in one turn, so that a waiting request holds no prepared images.
             for batch, memory in _batches(pixels, self.model.preprocess.crop):
-                parts.append(await run(self._decide_batch, [uploads[place] for place in batch], left, memory=memory))
-                order += batch
+                rows = await run(self._decide_batch, [uploads[place] for place in batch], left, memory=memory)
+                decided.update(zip(batch, rows, strict=True))
         finally:
             left.set()
         self._answered = time.monotonic()
-        columns, back = zip(*(part for part, _ in parts), strict=True), np.argsort(order)
-        decision = OnnxDecision(*(np.concatenate(column)[back] for column in columns))
-        words = [word for _, reasons in parts for word in reasons or ()]
-        reasons = [words[place] for place in back] if words else None
+        rows = [decided[place] for place in range(len(uploads))]
         # Counted on the one thread that answers, so that the monitor sees images in the order of the answers.
-        self.metrics.count_decisions(decision)
-        self.watch.take(decision, reasons, name)
-        return decision, reasons
+        self.metrics.count_decisions(rows)
+        self.watch.take(rows, name)
+        return rows
 
-    def _decide_batch(self, uploads: list[Upload], left: threading.Event) -> _Decided:
+    def _decide_batch(self, uploads: list[Upload], left: threading.Event) -> list[OnnxRow]:
         """Decide about a few images; stop if nobody waits for them any more."""
         batch = []
         for upload in uploads:
             if left.is_set():
                 raise ClientDisconnect
             batch.append(self._prepare(upload))
-        return self.model.explain(np.stack(batch))
+        return self.model.rows(np.stack(batch))
 
     def _prepare(self, upload: Upload) -> npt.NDArray[np.float32]:
         image = self._geometry(decode(upload))
         self.model.check_size(upload.name, image.height, image.width)
         return self._normalise(image).numpy()
 
-    def _as_json(self, decision: OnnxDecision, reasons: Sequence[str] | None) -> dict[str, object]:
-        names = ("label", "class", "confidence", "accepted", "reason")
-        decisions = [
-            {**dict(zip(names, row, strict=True)), "confidence": as_plain(row[2])}
-            for row in decision_rows(decision, reasons, self.model.classes)
-        ]
+    def _as_json(self, rows: Sequence[OnnxRow]) -> dict[str, object]:
+        decisions = [{**dict(zip(ROW, row, strict=True)), "confidence": as_plain(row.confidence)} for row in rows]
         return {"decisions": decisions, "spec": self.model.spec, "threshold": as_plain(self.model.threshold.value)}
 
     async def is_ready(self) -> bool:
@@ -291,15 +271,13 @@ class Metrics:
         for kind in KINDS:
             self._errors.labels(kind)
 
-    def count_decisions(self, decision: OnnxDecision) -> None:
+    def count_decisions(self, rows: Sequence[OnnxRow]) -> None:
         """Count accepted and rejected images, and sort their confidences into the histogram."""
-        accepted = int(decision.accepted.sum())
-        self._accepted.inc(accepted)
-        self._rejected.inc(len(decision.accepted) - accepted)
-        for value in decision.confidence.tolist():
+        for row in rows:
+            (self._accepted if row.accepted else self._rejected).inc()
             # One NaN would turn the histogram's sum into NaN for good, and one `LOWEST` would swamp it.
-            if abs(value) < -LOWEST:
-                self._confidence.observe(value)
+            if abs(row.confidence) < -LOWEST:
+                self._confidence.observe(row.confidence)
             else:
                 self._nonfinite.inc()
 

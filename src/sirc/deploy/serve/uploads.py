@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
@@ -13,19 +14,22 @@ from typing import IO, NamedTuple, final
 from PIL import Image
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
 
 from sirc._utils.checks import check_number, check_positive
 from sirc.data import Preprocess, is_unknown, printable, reason_of, to_rgb
 from sirc.deploy.predict import PixelsError, check_pixels
 from sirc.errors import ImageError
 
+_log = logging.getLogger("sirc.deploy.serve")
 # The formats of photographs; PIL knows dozens more, some of which start other programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 REQUEST = 4  # a request may have this many times the pixels of one image, as they take time
 _SCANS = 20  # of a JPEG, at the price of one: cameras write about ten, and each further scan visits every pixel
 _QUOTED = 80  # characters of the client's text that an answer repeats
 _BINARY = "application/octet-stream"
+_HEADERS = {408: {"Connection": "close"}, 503: {"Retry-After": "1"}}
 BUSY = (503, "busy", "too many requests wait already; try again in a moment")
 
 
@@ -36,6 +40,22 @@ class RefusedError(MultiPartException):  # the form parser closes its files at s
     def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(message)
         self.status, self.kind = status, kind
+
+    @classmethod
+    def because(cls, error: Exception) -> RefusedError:
+        """The refusal for any error: with its text where the client can mend it; other errors are only logged."""
+        if isinstance(error, RefusedError):
+            return error
+        if isinstance(error, ImageError):
+            return cls(422, "wrong_size", str(error))
+        if isinstance(error, ClientDisconnect):
+            return cls(400, "disconnected", "the client went away before it was answered")
+        _log.error("a request failed", exc_info=error)
+        return cls(500, "internal", "the request failed; the log tells why")
+
+    def answer(self) -> JSONResponse:
+        """The answer in JSON."""
+        return JSONResponse({"error": self.message, "kind": self.kind}, self.status, headers=_HEADERS.get(self.status))
 
 
 @final
@@ -113,8 +133,10 @@ class UploadReader:
             self._drop_most_silent()
 
     def _drop_most_silent(self) -> None:
-        body = next(iter(self.reading))
-        self.reading.pop(body).reschedule(0)  # its time is up
+        body, timeout = next(iter(self.reading.items()))
+        del self.reading[body]
+        if not timeout.expired():  # it may just have ended by itself, which its task has not noticed yet
+            timeout.reschedule(0)
         body.release()
 
 
@@ -155,9 +177,9 @@ class _Body:
         parser.on_end = ended.set  # type: ignore[method-assign]  # at the last boundary
         try:
             form = await parser.parse()
+        except RefusedError:
+            raise
         except (MultiPartException, ValueError) as error:
-            if isinstance(error, RefusedError):
-                raise
             text = error.message if isinstance(error, MultiPartException) else "its text cannot be read"
             if text.startswith("Too many files"):
                 text = f"a request must have at most {most} images; it has more. Send several requests"

@@ -24,7 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from sirc._utils.files import PathLike, atomic_write, read_safetensors, try_lock, write_safetensors
 from sirc._utils.imports import needing
 from sirc.deploy.monitor import Monitor, Monitoring
-from sirc.deploy.onnx import OnnxDecision, OnnxModel
+from sirc.deploy.onnx import OnnxModel, OnnxRow
 from sirc.errors import StoreError
 
 if TYPE_CHECKING:
@@ -36,9 +36,8 @@ _POINTS = 256  # of the history, at most: beyond that every second one is droppe
 _FIELDS = ("time", "inputs", "rate", "low", "high", "e_value", "ood_share")
 _ROWS = 20_000  # of one file of the log
 _KEPT = 100_000  # rows of the log that wait for a disk that takes none
-DecisionRow: TypeAlias = tuple[int, str | None, float, bool, str | None]
 LogRow: TypeAlias = tuple[float, str, int, int, str | None, float, bool, str | None]
-"""A row of the log: the columns of `_table`, the last five of which are a `DecisionRow`."""
+"""A row of the log: the columns of `_table`, the last five of which are an `OnnxRow`."""
 
 
 @final
@@ -56,7 +55,7 @@ class Watch:
         self.why_not = _why_not(model)
         """Why the monitor does not run, where it does not."""
         self._monitor: Monitor | None = None
-        with _held(self._state):
+        with _locked(self._state):
             if not self.why_not:
                 self._read_state()
             elif self._state is not None:
@@ -80,12 +79,12 @@ class Watch:
             self._monitor, self._history = Monitor(calibration, threshold, self._delta), []
         self._saved = -1
 
-    def take(self, decision: OnnxDecision, reasons: Sequence[str] | None, request: str) -> None:
+    def take(self, rows: Sequence[OnnxRow], request: str) -> None:
         """Take the decisions about one request's images."""
         with self._lock:
             self._now = max(self._now, time.time())  # a clock may be set back; rows keep their order
             if self._monitor is not None:
-                values = decision.confidence
+                values = np.array([row.confidence for row in rows])
                 self._monitor.update(np.where(np.isnan(values), -np.inf, values))
                 inputs, last = self._monitor.inputs, self._history[-1][1] if self._history else 0
                 if inputs - last >= 2 ** math.ceil(math.log2(max(1.0, inputs / _POINTS))):
@@ -93,7 +92,6 @@ class Watch:
                 if len(self._history) > _POINTS:
                     del self._history[::2]
             if self.log is not None:
-                rows = decision_rows(decision, reasons, self._model.classes)
                 self.log.add([(self._now, request, image, *row) for image, row in enumerate(rows)])
 
     def about(self) -> dict[str, object]:
@@ -157,7 +155,7 @@ class Watch:
     @asynccontextmanager
     async def running(self, _: object) -> AsyncGenerator[None, None]:
         """Write every few seconds while the service runs, and at its end."""
-        with _held(self._state):
+        with _locked(self._state):
             with self._lock:  # another service may have saved since this one was made; what is not saved stays
                 if self._state is not None and self._monitor is not None and self._monitor.inputs == self._saved:
                     self._read_state()
@@ -186,8 +184,8 @@ class Watch:
 
 
 @contextmanager
-def _held(state: Path | None) -> Iterator[None]:
-    """Keep a state for this service alone: two that share it would lose each other's counts."""
+def _locked(state: Path | None) -> Iterator[None]:
+    """Lock a state for this service alone: two that share it would lose each other's counts."""
     if state is None or sys.platform == "win32":
         yield
         return
@@ -203,14 +201,6 @@ def _held(state: Path | None) -> Iterator[None]:
         if locked is None:
             _log.warning("'%s' cannot be locked here: let no other service have it", state)
         yield
-
-
-def decision_rows(
-    decision: OnnxDecision, reasons: Sequence[str] | None, classes: Sequence[str] | None
-) -> Iterator[DecisionRow]:
-    """Give each image's label, class, confidence, accepted and reason; without names or reasons these are None."""
-    for image, (label, confidence, accepted) in enumerate(zip(*(column.tolist() for column in decision), strict=True)):
-        yield label, classes[label] if classes else None, confidence, accepted, reasons[image] if reasons else None
 
 
 def _point(now: float, report: Monitoring) -> tuple[float, ...]:

@@ -78,18 +78,16 @@ class Threshold:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Threshold:
         """Read what `to_dict` wrote; anything else is refused."""
-        if isinstance(values, Mapping):
-            values = {"margin": 0.0, **values}  # older files have none
-        if not isinstance(values, Mapping) or set(values) != set(_STORED):
-            got = ", ".join(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
+        plain = {"margin": 0.0, **values} if isinstance(values, Mapping) else {}  # older files have no margin
+        if plain.keys() != _STORED.keys():
+            got = ", ".join(map(str, plain)) or type(values).__name__
             raise ValueError(f"a stored threshold must have exactly the fields {', '.join(_STORED)}; got {got}")
         for name, (holds, wanted) in _STORED.items():
-            if not holds(values[name]):
+            if not holds(plain[name]):
                 raise ValueError(
-                    f"`{name}` of a stored threshold must be {wanted}; got {quoted(values[name])}. It was damaged: "
+                    f"`{name}` of a stored threshold must be {wanted}; got {quoted(plain[name])}. It was damaged: "
                     "calibrate again."
                 )
-        plain = dict(values)
         for name in ("value", "target", "delta", "margin"):
             plain[name] = None if plain[name] is None else float(plain[name])
         for name in ("estimates", "bounds"):

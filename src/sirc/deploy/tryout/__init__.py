@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 import re
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,6 @@ with needing("the page", "fastapi and uvicorn", "serve"):
     from fastapi.responses import JSONResponse, Response
     from starlette.exceptions import HTTPException
     from starlette.middleware.base import RequestResponseEndpoint
-    from starlette.requests import ClientDisconnect
 
 from sirc.deploy.serve import run
 from sirc.deploy.serve.pages import add_page_files, page_file, safe_headers
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["is_own_name", "make_app", "run"]
 
-_log = logging.getLogger("sirc.deploy.tryout")
 _HEADERS = {
     **safe_headers("'self' blob: data:"),
     "Cross-Origin-Resource-Policy": "same-origin",  # no other page shows the training images
@@ -70,7 +67,7 @@ def make_app(
             text = (
                 "this page is for the machine that it runs on; open it as http://127.0.0.1, or start it with `--host`"
             )
-            response: Response = _refusal(403, "host", text)
+            response: Response = RefusedError(403, "host", text).answer()
         else:
             response = await go_on(request)
         response.headers.update(_HEADERS)
@@ -91,13 +88,8 @@ def make_app(
         try:
             async with reader.uploads(request) as uploads, turn:
                 return JSONResponse(await asyncio.to_thread(explainer.explain, uploads[0]))
-        except RefusedError as error:
-            return _refusal(error.status, error.kind, error.message)
-        except ClientDisconnect:
-            return _refusal(400, "disconnected", "the browser went away before it was answered")
-        except Exception:
-            _log.exception("an image could not be decided about")
-            return _refusal(500, "internal", "the network failed on this image; the terminal tells why")
+        except Exception as error:
+            return RefusedError.because(error).answer()
 
     @app.get("/train/{number:int}")
     async def training_image(number: int) -> Response:
@@ -106,11 +98,11 @@ def make_app(
                 raise IndexError("no training images are known")
             return Response(await asyncio.to_thread(neighbours.thumbnail, number), media_type="image/jpeg")
         except (IndexError, ImageError, OSError) as error:
-            return _refusal(404, "http", str(error))
+            return RefusedError(404, "http", str(error)).answer()
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> Response:
-        return _refusal(error.status_code, "http", str(error.detail))
+        return RefusedError(error.status_code, "http", str(error.detail)).answer()
 
     return app
 
@@ -121,7 +113,3 @@ def is_own_name(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
-
-
-def _refusal(status: int, kind: str, message: str) -> JSONResponse:
-    return JSONResponse({"error": message, "kind": kind}, status)
