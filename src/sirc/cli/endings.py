@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.models import OptionInfo
 
-from sirc._utils.text import quoted
+from sirc._utils.text import first_line, quoted
 from sirc._utils.written import WRITTEN
 from sirc.cli.console import say, telling_warnings
 from sirc.cli.options import has_begun, names_of_option
@@ -45,8 +45,11 @@ _TABLES = {
 }
 # Arguments that are other things in a command, by command; those of `create`, `train` and `fit` have rows of their own.
 _WORDS: dict[str, dict[str, str]] = {
-    "create overwrite": {"extract": "`--overwrite`", "guard": "`--overwrite`", "run": "`--redo extract`"},
-    "train overwrite": {"train": "`--overwrite`", "run": "`--redo train`"},
+    "create overwrite": {"extract": "`--only NAME --overwrite`", "guard": "`--overwrite`", "run": "`--redo extract`"},
+    "train overwrite": {
+        "train": "`--seed N --overwrite`",
+        "run": "`sirc train … --seed N --overwrite`, or of all seeds with `--redo train`",
+    },
     "fit overwrite": {"fit": "`--overwrite`", "run": "`--redo fit`"},
     "relative": {"select": "`--absolute`"},
     "preprocess": {"guard": "`--resize`, `--crop`, `--interpolation`, `--mean` and `--std`"},
@@ -82,6 +85,12 @@ def ending(command: Callable[..., None]) -> Callable[..., None]:
         except (ValueError, OSError, ImportError, MemoryError) as error:
             say(f"error: {translate(_text(error))}")
             raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker"):  # other faults show where they are
+                raise
+            why = first_line(error).rstrip(" .")
+            say(f"error: a process that reads images has died ({why}); {what_stays(_name(command), options)}")
+            raise typer.Exit(1) from error
 
     return run
 
@@ -111,7 +120,9 @@ def what_stays(name: str, options: Mapping[str, Any]) -> str:
         if name == "guard" and anew and _exist(out, options["report"]):
             return f"{kept}; with another `--out` instead of `--overwrite` the same command goes on from there"
         if anew:
-            return f"{kept}; without `--{anew}` the same command goes on with what was begun and keeps older results"
+            goes_on = "goes on with what was begun and keeps older results of these settings"
+            goes_on = "goes on from there" if name == "predict" else goes_on  # and then replaces the older table
+            return f"{kept}; without `--{anew}` the same command {goes_on}"
         return f"{kept}, and the same command goes on {'from there' if begun else 'with what there is'}"
     if name in ("check", "select"):
         return _CHOSEN if _wrote(*(options["runs"] or ())) else _NOTHING

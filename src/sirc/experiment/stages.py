@@ -144,7 +144,7 @@ def check_trained(experiment: Experiment, run: Run) -> None:
     if stage.inputs_before is not None and (changes := differences(stage.inputs_before, stage.inputs)):
         raise StoreError(
             f"'{run.weights}' was trained with other settings: {changes}. Use those, or train again: "
-            "`sirc train … --overwrite`."
+            f"`sirc train … --seed {run.seed} --overwrite`."
         )
 
 
@@ -374,7 +374,7 @@ def check_held_out(
         wanted = f"without the images that are held out, {count} of each class" if count else "on `data.train`"
         raise StoreError(
             f"'{run.weights}' must be trained {wanted}; it was trained on other images. Use those, with the "
-            "`data.holdout` of then, or train again: `sirc train … --overwrite`."
+            f"`data.holdout` of then, or train again: `sirc train … --seed {run.seed} --overwrite`."
         )
 
 
