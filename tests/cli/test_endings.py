@@ -369,9 +369,18 @@ def test_a_table_that_was_not_begun_is_refused_at_once_and_begun_anew(tmp_path, 
     assert nothing in command(*call, "--overwrite")[2]
     parts.mkdir()
     err = command(*call, "--overwrite")[2]
-    assert "without `--overwrite` the same command goes on from there" in err
-    assert "keeps older results" not in err  # it replaces the older table in the end
-    assert "the same command goes on from there" in command(*call)[2]
+    assert "nothing new was written; without `--overwrite` the same command goes on with what was begun\n" in err
+    assert "nothing new was written, and the same command goes on with what there is" in command(*call)[2]
+
+    def stopped_later(*_, **__):
+        atomic_write(parts / "part-000000000000.safetensors", lambda file: file.write(b"rows"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sirc.deploy.predict_folder", stopped_later)
+    assert "what was finished is kept; without `--overwrite` the same" in command(*call, "--overwrite")[2]
+    assert "what was finished is kept, and the same command goes on from there" in command(*call)[2]
+    monkeypatch.setattr("sirc.deploy.predict_folder", stopped)
+    (parts / "part-000000000000.safetensors").unlink()
     parts.rmdir()
     table.unlink()
     assert nothing in command(*call)[2]

@@ -15,7 +15,7 @@ from typer.models import OptionInfo
 from sirc._utils.text import first_line, quoted
 from sirc._utils.written import WRITTEN
 from sirc.cli.console import say, telling_warnings
-from sirc.cli.options import has_begun, names_of_option
+from sirc.cli.options import decisions_of, has_begun, names_of_option
 from sirc.errors import ConfigError
 
 INTERRUPTED = 130
@@ -109,7 +109,7 @@ def what_stays(name: str, options: Mapping[str, Any]) -> str:
     if name in _GO_ON:
         begun = bool(WRITTEN)
     elif name == "predict" and has_begun(options["out"]):
-        begun = True
+        begun = _wrote(decisions_of(options["out"]))  # what an earlier command left may be of other options
     elif name == "guard" and options["path"] and not _wrote(out, options["report"]):
         begun = _wrote(options["path"])
     elif name == "calibrate" and not _wrote(out) and _wrote(options["run"]):
@@ -120,8 +120,9 @@ def what_stays(name: str, options: Mapping[str, Any]) -> str:
         if name == "guard" and anew and _exist(out, options["report"]):
             return f"{kept}; with another `--out` instead of `--overwrite` the same command goes on from there"
         if anew:
-            goes_on = "goes on with what was begun and keeps older results of these settings"
-            goes_on = "goes on from there" if name == "predict" else goes_on  # and then replaces the older table
+            goes_on = "goes on with what was begun"
+            if name != "predict":  # which replaces the older table in the end
+                goes_on += " and keeps older results of these settings"
             return f"{kept}; without `--{anew}` the same command {goes_on}"
         return f"{kept}, and the same command goes on {'from there' if begun else 'with what there is'}"
     if name in ("check", "select"):
