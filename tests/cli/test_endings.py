@@ -301,8 +301,10 @@ def test_what_stays_follows_from_what_was_written(wrote, name, options, written,
 
 def test_scores_that_were_spilled_are_kept(wrote, tmp_path):
     (tmp_path / "spill" / "test-0").mkdir(parents=True)
-    wrote("spill/test-0/part-0.safetensors")
+    (tmp_path / "spill" / "notes.txt").touch()
     options = {"out": Path("out"), "spill": Path("spill")}
+    assert what_stays("evaluate", options) == NOTHING  # what lies there is not of this work
+    wrote("spill/test-0/part-0.safetensors")
     assert f"scores in 'spill' are kept, and {GOES_ON}" == what_stays("evaluate", options)
     wrote("out/results.csv")
     assert "what was written so far stays" in what_stays("evaluate", options)

@@ -129,7 +129,8 @@ def what_stays(name: str, options: Mapping[str, Any]) -> str:
         return _CHOSEN if _wrote(*(options["runs"] or ())) else _NOTHING
     if name == "plot":
         return _DRAWN if WRITTEN else _NOTHING
-    if name == "evaluate" and not _wrote(out) and (spill := options["spill"]) and any(spill.glob("*")):
+    spill = options["spill"] if name == "evaluate" and not _wrote(out) else None
+    if spill is not None and (_wrote(spill) or any(spill.glob("*/part-*.safetensors"))):
         return f"scores in '{spill}' are kept, and the same command goes on from there"
     return _STAYS if _wrote(out, options.get("report"), *(options.get("runs") or ())) else _NOTHING
 
