@@ -107,7 +107,10 @@ WORDS = [
     ("pass `create(…, overwrite=True)` to delete it", {"run": "pass `--redo extract` to delete it"}),
     ("Delete this one, or pass `create(…, overwrite=True)`.", {"calibrate": "Delete this one."}),
     ("delete it with `train(…, overwrite=True)`.", {"train": "delete it with `--seed N --overwrite`."}),
-    ("delete it with `train(…, overwrite=True)`.", {"run": "delete it with `sirc train … --seed N --overwrite`, or of all seeds with `--redo train`."}),
+    (
+        "delete it with `train(…, overwrite=True)`.",
+        {"run": "delete it with `sirc train … --seed N --overwrite`, or of all seeds with `--redo train`."},
+    ),
     ("pass `fit(…, overwrite=True)` to fit again", {"fit": "pass `--overwrite` to fit again"}),
     ("pass `fit(…, overwrite=True)` to fit again", {"run": "pass `--redo fit` to fit again"}),
     ("or pass `overwrite=True`.", {"data noise": "or pass `--overwrite`.", "export": "or pass `--overwrite`."}),
