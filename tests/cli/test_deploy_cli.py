@@ -293,6 +293,17 @@ def test_processes_share_the_images_and_write_one_file_in_their_order(here, comm
 
 
 @pytest.mark.slow
+def test_processes_that_calibrate_write_one_file_and_say_so_once(here, command):
+    arguments = ["calibrate", "runs/tiny", "--seed", 1, "--recall", 0.9, "--quiet", "--out"]
+    code, out, err = command(*arguments, "one.safetensors")
+    assert code == 0, err
+    first, second = launched(2, "-m", "sirc", *arguments, "two.safetensors")
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert first.stdout + second.stdout == out.replace("one.safetensors", "two.safetensors")
+    assert Path("two.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
+
+
+@pytest.mark.slow
 def test_the_network_of_a_saved_classifier_is_found_among_the_seeds(here, command):
     assert command("calibrate", "runs/tiny", "--seed", 2, "--recall", 0.9)[0] == 0
     photos = ("data/held-out", "--model", "selective.safetensors", "--run")

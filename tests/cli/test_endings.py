@@ -1,7 +1,10 @@
 """What a command says when it fails or is stopped: true of it, and in terms of its own options."""
 
 import ast
+import os
 import re
+import signal
+import sys
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -102,11 +105,14 @@ def test_no_error_names_an_argument_of_python_or_a_toml_to_a_command_that_has_no
 
 # Messages of the library, by what commands that can show them say instead.
 WORDS = [
-    ("pass `create(…, overwrite=True)` to delete it", {"extract": "pass `--overwrite` to delete it"}),
+    ("pass `create(…, overwrite=True)` to delete it", {"extract": "pass `--only NAME --overwrite` to delete it"}),
     ("pass `create(…, overwrite=True)` to delete it", {"run": "pass `--redo extract` to delete it"}),
     ("Delete this one, or pass `create(…, overwrite=True)`.", {"calibrate": "Delete this one."}),
-    ("delete it with `train(…, overwrite=True)`.", {"train": "delete it with `--overwrite`."}),
-    ("delete it with `train(…, overwrite=True)`.", {"run": "delete it with `--redo train`."}),
+    ("delete it with `train(…, overwrite=True)`.", {"train": "delete it with `--seed N --overwrite`."}),
+    (
+        "delete it with `train(…, overwrite=True)`.",
+        {"run": "delete it with `sirc train … --seed N --overwrite`, or of all seeds with `--redo train`."},
+    ),
     ("pass `fit(…, overwrite=True)` to fit again", {"fit": "pass `--overwrite` to fit again"}),
     ("pass `fit(…, overwrite=True)` to fit again", {"run": "pass `--redo fit` to fit again"}),
     ("or pass `overwrite=True`.", {"data noise": "or pass `--overwrite`.", "export": "or pass `--overwrite`."}),
@@ -276,6 +282,7 @@ GOES_ON = "the same command goes on from there"
         *((name, {}, [], "nothing new was written") for name in _GO_ON),
         *((name, {}, ["runs/x"], "finished") for name in _GO_ON),
         ("run", {"redo": ["fit"]}, ["runs/x"], "is kept; without `--redo` the same command goes on"),
+        ("train", {"overwrite": True}, ["runs/x"], "was begun and keeps older results of these settings"),
         ("extract", {"overwrite": True}, [], "nothing new was written; without `--overwrite` the same command goes on"),
         ("predict", {}, [], NOTHING),
         ("predict", {}, ["out"], "`--overwrite` replaces it"),
@@ -306,8 +313,10 @@ def test_what_stays_follows_from_what_was_written(wrote, name, options, written,
 
 def test_scores_that_were_spilled_are_kept(wrote, tmp_path):
     (tmp_path / "spill" / "test-0").mkdir(parents=True)
-    wrote("spill/test-0/part-0.safetensors")
+    (tmp_path / "spill" / "notes.txt").touch()
     options = {"out": Path("out"), "spill": Path("spill")}
+    assert what_stays("evaluate", options) == NOTHING  # what lies there is not of this work
+    wrote("spill/test-0/part-0.safetensors")
     assert f"scores in 'spill' are kept, and {GOES_ON}" == what_stays("evaluate", options)
     wrote("out/results.csv")
     assert "what was written so far stays" in what_stays("evaluate", options)
@@ -326,6 +335,41 @@ def test_a_command_that_is_stopped_says_what_it_wrote_itself(tmp_path, capsys):
         assert capsys.readouterr().err.startswith(f"stopped; {says}")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_a_command_whose_reader_was_killed_says_so_and_what_it_keeps(tmp_path, capsys):
+    class Dying(torch.utils.data.Dataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def extract() -> None:
+        atomic_write(tmp_path / "shard", lambda file: file.write(b"rows"))
+        list(torch.utils.data.DataLoader(Dying(), num_workers=1))
+
+    with pytest.raises(Exit) as ended:
+        ending(extract)()
+    assert ended.value.exit_code == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: a process that reads images has died (DataLoader worker (pid")
+    assert err.endswith("); what was finished is kept, and the same command goes on from there\n")
+
+    def fit() -> None:
+        raise RuntimeError("a fault of the code")
+
+    with pytest.raises(RuntimeError, match="a fault of the code"):
+        ending(fit)()
+
+
+def test_several_processes_without_spill_are_refused_before_any_work(arrays, command, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, out, err = command("evaluate", "--id", "val.npz", "--train", "train.npz")
+    assert (code, out) == (2, "")
+    assert "several processes share the work with `--spill FOLDER`" in err
+    assert not Path("sirc-results").exists()
+
+
 def test_a_table_that_was_not_begun_is_refused_at_once_and_begun_anew(tmp_path, command, monkeypatch):
     def stopped(*_, **__):
         raise KeyboardInterrupt
@@ -338,8 +382,19 @@ def test_a_table_that_was_not_begun_is_refused_at_once_and_begun_anew(tmp_path, 
     nothing = "nothing was written, and the same command begins anew"
     assert nothing in command(*call, "--overwrite")[2]
     parts.mkdir()
-    assert "without `--overwrite` the same command goes on" in command(*call, "--overwrite")[2]
-    assert "the same command goes on from there" in command(*call)[2]
+    err = command(*call, "--overwrite")[2]
+    assert "nothing new was written; without `--overwrite` the same command goes on with what was begun\n" in err
+    assert "nothing new was written, and the same command goes on with what there is" in command(*call)[2]
+
+    def stopped_later(*_, **__):
+        atomic_write(parts / "part-000000000000.safetensors", lambda file: file.write(b"rows"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sirc.deploy.predict_folder", stopped_later)
+    assert "what was finished is kept; without `--overwrite` the same" in command(*call, "--overwrite")[2]
+    assert "what was finished is kept, and the same command goes on from there" in command(*call)[2]
+    monkeypatch.setattr("sirc.deploy.predict_folder", stopped)
+    (parts / "part-000000000000.safetensors").unlink()
     parts.rmdir()
     table.unlink()
     assert nothing in command(*call)[2]

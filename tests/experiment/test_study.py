@@ -22,7 +22,7 @@ from sirc.experiment.claims import Finding, findings
 from sirc.experiment.demo import run_demo
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.results import SCHEMA, load_run, load_runs, read_results
-from sirc.experiment.stages import extract_run, fit_run
+from sirc.experiment.stages import check_outputs, extract_run, fit_run
 from sirc.experiment.study import run_study
 from sirc.scores import registry
 from support.report_reader import read_page, read_score
@@ -946,6 +946,10 @@ def test_a_function_without_weights_is_refused_before_anything_is_extracted(expe
     arguments = ("rest.toml", "--only", "Noise", "--quiet", "--set", "model.name=loaded_model:loaded")
     code, _, err = command("extract", *arguments)
     assert (code, err) == (0, "")
+    # One that keeps random weights for the length of a process looks as if it loaded them.
+    kept = Experiment.read("rest.toml", ["model.name=loaded_model:loaded"])
+    with pytest.raises(sirc.StoreError, match="If `loaded_model:loaded` gives other weights in every process, let it"):
+        check_outputs(kept, kept.runs[0], ["Noise"], weights="those of the next process")
 
 
 def test_mistakes_in_the_last_experiment_are_told_before_the_first_is_trained(experiment, command):

@@ -204,6 +204,21 @@ def test_the_scorer_knows_the_rows_that_it_was_tuned_on(tuned):
     assert fit("tempered_msp", val=VAL, ood=OOD).seen(OOD) == 0  # nothing learnt from them
 
 
+@pytest.mark.parametrize("kept", [{"classes": 4}, {"features": 3}])
+def test_tuning_rows_of_another_model_are_refused_at_the_first_batch(kept):
+    read = []
+
+    class Batches:
+        def __iter__(self):
+            for start in range(0, len(TRAIN), 50):
+                read.append(start)
+                yield TRAIN[start : start + 50]
+
+    with pytest.raises(ValueError, match="must be of the same model as `train`"):
+        sirc.fit(["msp", BAYES], Batches(), val=unlike(**kept))
+    assert len(read) == 1
+
+
 def unlike(classes=K, features=L, rows=20, labelled=True):
     rng = np.random.default_rng(0)
     labels = rng.integers(0, classes, rows) if labelled else None

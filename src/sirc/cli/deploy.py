@@ -192,7 +192,8 @@ def calibrate(
             outside = {name: arrays.load_outputs(path) for name, path in named_pairs("--ood", ood)}
             goal["ood"] = outside or _ood_outputs(study, chosen_run, model)
         selective.calibrate(data, rows=rows, **goal)
-    _save(selective, f"{spec}\n{selective.threshold}", out, overwrite)
+        if is_main():
+            _save(selective, f"{spec}\n{selective.threshold}", out, overwrite)
 
 
 def _goal(

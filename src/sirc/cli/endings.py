@@ -9,10 +9,10 @@ from typing import Any
 
 import typer
 
-from sirc._utils.text import quoted
+from sirc._utils.text import first_line, quoted
 from sirc._utils.written import WRITTEN
 from sirc.cli.console import say, telling_warnings
-from sirc.cli.options import has_begun
+from sirc.cli.options import decisions_of, has_begun
 from sirc.cli.translate import in_options, name_of
 from sirc.errors import ConfigError
 
@@ -41,6 +41,12 @@ def ending(command: Callable[..., None]) -> Callable[..., None]:
         except (ValueError, OSError, ImportError, MemoryError) as error:
             say(f"error: {translate(_text(error))}")
             raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker"):  # other faults show where they are
+                raise
+            why = first_line(error).rstrip(" .")
+            say(f"error: a process that reads images has died ({why}); {what_stays(name_of(command), options)}")
+            raise typer.Exit(1) from error
 
     return run
 
@@ -64,7 +70,8 @@ def what_stays(name: str, options: Mapping[str, Any]) -> str:
         return _CHOSEN if _wrote(*runs) else _NOTHING
     out, report = options.get("out"), options.get("report")
     if name == "predict" and has_begun(options["out"]):
-        return _goes_on(True, options)
+        begun = _wrote(decisions_of(options["out"]))  # what an earlier command left may be of other options
+        return _goes_on(begun, options, older="")  # as the older table is replaced in the end
     if _wrote(out, report, *runs):
         return _STAYS
     if name == "guard" and options["path"]:
@@ -74,17 +81,18 @@ def what_stays(name: str, options: Mapping[str, Any]) -> str:
         return _goes_on(begun, options)
     if name == "calibrate" and _wrote(options["run"]):
         return _goes_on(True, {})  # its `--overwrite` is for the file
-    if name == "evaluate" and (spill := options["spill"]) and any(spill.glob("*")):
+    spill = options["spill"] if name == "evaluate" else None
+    if spill is not None and (_wrote(spill) or any(spill.glob("*/part-*.safetensors"))):
         return f"scores in '{spill}' are kept, and the same command goes on from there"
     return _NOTHING
 
 
-def _goes_on(begun: bool, options: Mapping[str, Any]) -> str:
+def _goes_on(
+    begun: bool, options: Mapping[str, Any], older: str = " and keeps older results of these settings"
+) -> str:
     """Say what is kept by a command that goes on where it was stopped, unless an option has it begin anew."""
     if anew := next((option for option in ("overwrite", "redo") if options.get(option)), None):
-        return (
-            f"{_kept(begun)}; without `--{anew}` the same command goes on with what was begun and keeps older results"
-        )
+        return f"{_kept(begun)}; without `--{anew}` the same command goes on with what was begun{older}"
     return f"{_kept(begun)}, and the same command goes on {'from there' if begun else 'with what there is'}"
 
 

@@ -123,9 +123,14 @@ def refuse_unused(why: str, **options: object) -> None:
         raise ConfigError(f"{names} would do nothing: {why}.")
 
 
+def decisions_of(table: Path) -> Path:
+    """The folder in which `predict_folder` keeps the decisions for an unfinished table."""
+    return table.with_name(f".{table.name}.parts")
+
+
 def has_begun(table: Path) -> bool:
-    """Whether a stopped `sirc predict` left decisions for this table, in the folder that `predict_folder` makes."""
-    return table.with_name(f".{table.name}.parts").is_dir()
+    """Whether a stopped `sirc predict` left decisions for this table."""
+    return decisions_of(table).is_dir()
 
 
 def read_runs(path: Path, overrides: Names, seeds: list[int] | None, trust: bool) -> tuple[Experiment, tuple[Run, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -156,6 +157,8 @@ def evaluate(
     _check_figures(figures, format_)
     if spill is None:
         refuse_unused("it is for stores that `--spill` scores", device=device)
+        if int(os.environ.get("WORLD_SIZE") or 1) > 1:  # each would do all of the work, into the same files
+            raise ConfigError("several processes share the work with `--spill FOLDER`; without it, start one alone.")
     else:
         without = "with `--spill` there is neither a page nor a figure nor an interval"
         refuse_unused(without, format=format_, open=open_, intervals=intervals)

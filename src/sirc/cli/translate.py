@@ -25,8 +25,11 @@ _TABLES = {
 }
 # What commands say for code that is not an option of the same name.
 _WORDS: dict[str, dict[str, str]] = {
-    "create overwrite=": {"extract": "`--overwrite`", "guard": "`--overwrite`", "run": "`--redo extract`"},
-    "train overwrite=": {"train": "`--overwrite`", "run": "`--redo train`"},
+    "create overwrite=": {"extract": "`--only NAME --overwrite`", "guard": "`--overwrite`", "run": "`--redo extract`"},
+    "train overwrite=": {
+        "train": "`--seed N --overwrite`",
+        "run": "`sirc train … --seed N --overwrite`, or of all seeds with `--redo train`",
+    },
     "fit overwrite=": {"fit": "`--overwrite`", "run": "`--redo fit`"},
     "relative=": {"select": "`--absolute`"},
     "preprocess=": {"guard": "`--resize`, `--crop`, `--interpolation`, `--mean` and `--std`"},

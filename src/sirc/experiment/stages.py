@@ -18,6 +18,7 @@ from sirc._utils import distributed
 from sirc._utils.checks import differences
 from sirc._utils.files import read_json
 from sirc._utils.imports import stored_name
+from sirc._utils.text import shorten
 from sirc._utils.warn import warn
 from sirc.data import DeviceCache, ImageSet, Source, eval_geometry
 from sirc.errors import OnError, StoreError
@@ -144,7 +145,7 @@ def check_trained(experiment: Experiment, run: Run) -> None:
     if stage.inputs_before is not None and (changes := differences(stage.inputs_before, stage.inputs)):
         raise StoreError(
             f"'{run.weights}' was trained with other settings: {changes}. Use those, or train again: "
-            "`sirc train … --overwrite`."
+            f"`sirc train … --seed {run.seed} --overwrite`."
         )
 
 
@@ -173,12 +174,15 @@ def check_outputs(experiment: Experiment, run: Run, names: Iterable[str], *, wei
     head, made_by[run.head] = load_head(run.head)
     if weights is None and has_head(run, head):
         weights = str(made_by[run.head])
+    unloaded = experiment.model.own and experiment.model.checkpoint is None and experiment.train is None
+    name = shorten(experiment.model.name)
+    doubt = f" If `{name}` gives other weights in every process, let it load some first." if unloaded else ""
     for path, model in made_by.items():
         if model != weights:
             only = "" if path == run.head else f" --only {path.name}"
             raise StoreError(
                 f"'{path}' comes from other weights than the network has now. Extract again: "
-                f"`sirc extract …{only} --overwrite`."
+                f"`sirc extract …{only} --overwrite`.{doubt}"
             )
 
 
@@ -380,7 +384,7 @@ def check_held_out(
         wanted = f"without the images that are held out, {count} of each class" if count else "on `data.train`"
         raise StoreError(
             f"'{run.weights}' must be trained {wanted}; it was trained on other images. Use those, with the "
-            "`data.holdout` of then, or train again: `sirc train … --overwrite`."
+            f"`data.holdout` of then, or train again: `sirc train … --seed {run.seed} --overwrite`."
         )
 
 

@@ -181,6 +181,7 @@ class Fitter:
         outputs = Outputs.of(batch)
         if not self.count:
             self._check(outputs, whole=False)
+            self._tuning.check_model(self._state.parsed, outputs.num_classes, outputs.num_features)
         self._state.update(outputs, index)
         return self
 
