@@ -63,7 +63,7 @@ _NAMES = {
     "guard": {"train": "TRAIN", "val": "VAL"}
     | {name: f"--{name}" for name in ("recall", "risk", "resize", "crop", "interpolation", "mean", "std")},
 }
-_SET_OF = re.compile(r"`ood\['([^`]*)'\]`")
+_SET_OF = re.compile(r"`ood\['([^`]*?)'\](?:\['[^`]*'\])?`")  # or the confidences of a score there
 
 
 def ending(command: Callable[..., None]) -> Callable[..., None]:
