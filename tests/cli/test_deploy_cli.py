@@ -23,7 +23,7 @@ from sirc import SelectiveClassifier
 from sirc.cli import main
 from sirc.cli.production import read_confidences
 from sirc.errors import StoreError
-from sirc.experiment.choice import outputs_to_choose
+from sirc.experiment.choice import keep_choice, outputs_to_choose
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.stages import check_outputs, extract_run, fit_run, train_run
 from support.interpreters import Interpreter, launched
@@ -553,6 +553,27 @@ def test_the_images_that_choose_the_score_do_not_set_the_threshold(here, command
     chooser = outputs_to_choose(study, study.run(1), "validation")
     store = sirc.OutputStore(study.run(1).store("validation")).load()
     assert torch.equal(chooser.logits, store.logits[rows[::2].sort()[0]])
+
+
+@pytest.mark.slow
+def test_a_chosen_part_of_a_combination_sets_the_threshold_and_one_that_is_gone_is_told(here, command):
+    study = Experiment.read("tiny.toml")
+    extract_run(study, study.run(1), ["validation"])
+    call = ("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--overwrite", "--device", "cpu")
+    for score, words, taken in (
+        ("residual", "the score is `residual`, which `sirc check` chose", "residual"),
+        ("knn", "`sirc check` chose `knn`, which is not among the run's scores now", "sirc(msp, residual)"),
+    ):
+        keep_choice(study.run(1), "check", score, "validation", half=False)
+        code, out, err = command(*call)
+        assert code == 0, err
+        assert words in err
+        assert out.startswith(f"{taken}\n")
+    keep_choice(study.run(1), "check", "residual", "validation", half=False)
+    assert command(*call)[0] == 0
+    saved = SelectiveClassifier.load("selective.safetensors", _network(1))
+    store = sirc.OutputStore(study.run(1).store("validation")).load()
+    torch.testing.assert_close(saved.calibration, saved.scorer(store)["residual"].cpu())
 
 
 @pytest.mark.slow

@@ -181,6 +181,7 @@ def calibrate(
             raise FileNotFoundError(f"there is no '{chosen_run.scorer}'. Fit the scores first: `sirc fit …`.")
         scorer = Scorer.load(chosen_run.scorer)
         spec = _choose_score(scorer, score, chosen_run, progress)
+        scorer = scorer if spec in scorer.specs else scorer.only(spec)
         model = network(study, chosen_run)
         data, rows = _calibration_data(study, chosen_run, val, model, where, on_error, progress)
         head, classes = load_head(chosen_run.head)[0], _class_names(study, scorer.num_classes, progress)
@@ -403,9 +404,14 @@ def _choose_score(scorer: Scorer, name: str | None, run: Run, progress: Progress
     fitted = {str(parse(spec)): spec for spec in scorer.specs}
     if name is None:
         choice = latest_choice(run, load_head(run.head)[1])
-        if choice and choice.score in fitted.values():
-            progress.note(f"the score is `{choice.score}`, which `sirc {choice.command}` chose")
-            return choice.score
+        if choice:
+            try:
+                scorer.only(choice.score)  # `check` may choose an S1 that only a combination was fitted with
+            except ValueError:
+                progress.note(f"`sirc {choice.command}` chose `{choice.score}`, which is not among the run's scores now")
+            else:
+                progress.note(f"the score is `{choice.score}`, which `sirc {choice.command}` chose")
+                return choice.score
         ours = [spec for spec in fitted if spec.startswith("sirc(")]
         spec = fitted[next(spec for spec in (*_PREFERRED, *ours, *fitted) if spec in fitted)]
         progress.note(f"the score is `{spec}`, the default; `sirc select` chooses by your α and β")
