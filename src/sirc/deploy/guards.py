@@ -48,6 +48,7 @@ _MOST_HELD_OUT = 10_000  # of those rows
 _SEED = 0  # of their choice
 _BATCH = 8192  # stored rows read at a time
 _FEW_REJECTED = 5  # validation rows: of fewer, nothing is told
+_NAMED = 10  # absent classes
 _NOTHING = "It accepts nothing: no threshold keeps the promise."
 
 
@@ -508,5 +509,6 @@ def _cost(val: object, rows: Outputs, names: Sequence[str] | None) -> str:
     if val is None:
         return "The threshold was set on training rows that were held out: the model knows them, and is surer of them."
     absent = sorted(set(range(rows.num_classes)) - set(rows.labels.tolist()))
-    which = shorten(", ".join(str(names[i] if names else i) for i in absent))
+    some = [str(names[i] if names else i) for i in absent[:_NAMED]] + ["…"] * (len(absent) > _NAMED)
+    which = shorten(", ".join(some))
     return f"The validation rows lack {len(absent)} of {rows.num_classes} classes: {which}." if absent else ""
