@@ -562,7 +562,7 @@ def test_a_chosen_part_of_a_combination_sets_the_threshold_and_one_that_is_gone_
     call = ("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--overwrite", "--device", "cpu")
     for score, words, taken in (
         ("residual", "the score is `residual`, which `sirc check` chose", "residual"),
-        ("knn", "`sirc check` chose `knn`, which is not among the run's scores now", "sirc(msp, residual)"),
+        ("knn", "`sirc check` chose `knn`, which is not a score of the run now", "sirc(msp, residual)"),
     ):
         keep_choice(study.run(1), "check", score, "validation", half=False)
         code, out, err = command(*call)

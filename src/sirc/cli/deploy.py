@@ -408,7 +408,7 @@ def _choose_score(scorer: Scorer, name: str | None, run: Run, progress: Progress
             try:
                 scorer.only(choice.score)  # `check` may choose an S1 that only a combination was fitted with
             except ValueError:
-                progress.note(f"`sirc {choice.command}` chose `{choice.score}`, which is not among the run's scores now")
+                progress.note(f"`sirc {choice.command}` chose `{choice.score}`, which is not a score of the run now")
             else:
                 progress.note(f"the score is `{choice.score}`, which `sirc {choice.command}` chose")
                 return choice.score

@@ -19,7 +19,16 @@ from sirc._utils.files import PathLike
 from sirc._utils.text import first_line, listed, percent, shorten
 from sirc._utils.warn import warn
 from sirc.data import ImageSet, Preprocess, printable
-from sirc.deploy.guard_data import Data, KnownOutputs, first_images, is_unprepared, opened, size_of
+from sirc.deploy.guard_data import (
+    Data,
+    KnownOutputs,
+    class_names_in,
+    first_images,
+    is_unprepared,
+    numbered_by,
+    opened,
+    size_of,
+)
 from sirc.deploy.saved import SAMPLE, calibration_sample
 from sirc.deploy.selective import TRIED, TRIED_FIRST, SelectiveClassifier, largest_batch, names_of, refuse_compiled
 from sirc.deploy.threshold import at_recall
@@ -247,7 +256,7 @@ def _opened(
         names = list(data[0].classes)
     if names is not None:
         data = [one.numbered_by(names) if isinstance(one, ImageSet) and one.classes else one for one in data]
-    return data, names
+    return [data[0], numbered_by(data[1], names or class_names_in(data[0]))], names
 
 
 def checked_recall(recall: float | None, risk: float | None, delta: float | None, val: object) -> float | None:

@@ -20,7 +20,7 @@ from sirc._utils.precision import Convolutions, may_convolve_in_tf32
 from sirc._utils.text import listed, percent
 from sirc.data import Preprocess
 from sirc.deploy.confidence_graph import LOWEST, ConfidenceGraph, precisely
-from sirc.deploy.guard_data import Data, is_unprepared, opened
+from sirc.deploy.guard_data import Data, is_unprepared, numbered_by, opened
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 from sirc.deploy.threshold.counts import typical_size
 from sirc.errors import NotFittedError
@@ -302,6 +302,8 @@ class SelectiveClassifier(nn.Module):
                 + (", ".join(f"{name}=" for name in given) or "none")
             )
         val = opened(val, self.classes, labelled=coverage is None)  # a store knows its precision, its path does not
+        if self.classes is not None and coverage is None:
+            val = numbered_by(val, self.classes)
         with largest_batch(self.model) as batches:
             outputs = self._as_outputs(val, labelled=coverage is None)
         if images is not None:
