@@ -94,8 +94,8 @@ def _doubt(name: str, predictions: Tensor, labels: Tensor) -> str:
     if by_chance and at_least(right + 1, rows, min(1.0, chance + _FAR)) > 0.999:
         return (
             f"{agree}, as chance would ({percent(chance)}), and no other numbering of the classes is seen to be "
-            "better. The weights, the preprocessing or the labels are probably not this network's: was it trained, and are the "
-            "labels in the order of the rows, and numbered as the outputs are?"
+            "better. The weights, the preprocessing or the labels are probably not this network's: was it trained, and "
+            "are the labels in the order of the rows, and numbered as the outputs are?"
         )
     return ""
 
