@@ -26,7 +26,9 @@ _OTHERWISE = (
     "The labels probably stand in another order than the network's outputs: folders named by numbers sort as text, 0, "
     "1, 10, 2 (`sirc data check folder PATH` shows it).",
 )
-_FROM_ONE = "Probably one of the two counts from 1, or the network has a background as its first class."
+_FROM_ONE = (
+    "Probably one of the two counts from 1, the network has a background as its first class, or the labels lack one."
+)
 _CHECKED = ContextVar("checked", default=False)
 
 
@@ -65,7 +67,10 @@ def _doubt(name: str, predictions: Tensor, labels: Tensor) -> str:
     learnt = _renumbered(predictions[::2], labels[::2], predictions[fresh])
     # The common numberings need no rows to be learnt from: they are seen even with one row for each class.
     common, why = max(_common(predictions, labels), key=lambda numbering: int((numbering[0] == labels).sum()))
-    for renumbered, which, (condition, cause) in ((common, slice(None), why), (learnt, fresh, _OTHERWISE)):
+    ways = [(common, slice(None), why), (learnt, fresh, _OTHERWISE)]
+    if int((learnt == labels[fresh]).sum()) > int((common[fresh] == labels[fresh]).sum()):
+        ways.reverse()
+    for renumbered, which, (condition, cause) in ways:
         before, after = predictions[which] == labels[which], renumbered == labels[which]
         gained, lost = int((after & ~before).sum()), int((before & ~after).sum())
         if gained - lost > _FAR * len(renumbered) and at_least(gained, gained + lost, 0.5) < _SURE:
