@@ -88,3 +88,10 @@ def test_files_that_do_not_fit_are_refused_in_words(saved, command, arguments, w
     assert code in (1, 2)
     assert out == ""
     assert words in err
+
+
+def test_an_error_names_the_option_of_the_set(saved, command):
+    np.savez("svhn.npz", conf=np.zeros((200, 1)))
+    code, _, err = command(*call("--quiet"))
+    assert code == 1
+    assert err.startswith("error: `--ood svhn=…` must be 1-D, one score for each sample; got shape (200, 1)")

@@ -576,6 +576,27 @@ def test_a_chosen_score_is_known_however_it_is_written(here, command):
 
 
 @pytest.mark.slow
+def test_a_chosen_part_of_a_combination_sets_the_threshold_and_one_that_is_gone_is_told(here, command):
+    study = Experiment.read("tiny.toml")
+    extract_run(study, study.run(1), ["validation"])
+    call = ("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--overwrite", "--device", "cpu")
+    for score, words, taken in (
+        ("residual", "the score is `residual`, which `sirc check` chose", "residual"),
+        ("knn", "`sirc check` chose `knn`, which is not a score of the run now", "sirc(msp, residual)"),
+    ):
+        keep_choice(study.run(1), "check", score, "validation", half=False)
+        code, out, err = command(*call)
+        assert code == 0, err
+        assert words in err
+        assert out.startswith(f"{taken}\n")
+    keep_choice(study.run(1), "check", "residual", "validation", half=False)
+    assert command(*call)[0] == 0
+    saved = SelectiveClassifier.load("selective.safetensors", _network(1))
+    store = sirc.OutputStore(study.run(1).store("validation")).load()
+    torch.testing.assert_close(saved.calibration, saved.scorer(store)["residual"].cpu())
+
+
+@pytest.mark.slow
 def test_a_damaged_choice_is_told_and_one_for_another_network_does_not_count(here, command):
     study = Experiment.read("tiny.toml")
     run = study.run(1)

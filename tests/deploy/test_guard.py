@@ -10,7 +10,7 @@ import pytest
 import timm
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import sirc
 from sirc import SelectiveClassifier
@@ -267,6 +267,25 @@ def test_folders_have_their_classes_and_the_preparation_of_a_timm_model(folders)
     val = image_folder(folders / "val", classes="bgr", transform=guard.preprocess.test())
     assert len(guard.calibration) == len(val)
     assert torch.equal(guard.calibration_correct, sirc.extract(model, val).correct)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quiet_labels")
+def test_images_that_lack_a_class_are_numbered_as_the_network_does_and_a_loader_of_them_is_told(folders):
+    model = mostly_blue()
+    guard = sirc.guard(model, folders / "train", folders / "val", recall=0.5, delta=None)
+    right = guard.calibration_correct
+    train, val = (image_folder(folders / part, transform=guard.preprocess.test()) for part in ("train", "val"))
+    assert val.classes == ("b", "r")
+    guard.calibrate(val, recall=0.5)
+    assert torch.equal(guard.calibration_correct, right)
+    told = "the validation data number 'r' as class 1, the network as 2: a dataset that lacks a class"
+    with pytest.warns(DataWarning, match=told):
+        guard.calibrate(DataLoader(val, batch_size=30), recall=0.5)
+    with pytest.warns(DataWarning, match=told):
+        sirc.guard(model, DataLoader(train, 30), DataLoader(Subset(val, range(60)), 30), recall=0.5, delta=None)
+    guard.classes = ["blue", "green", "red"]  # other words than the folders'
+    guard.calibrate(val, recall=0.5)
 
 
 @pytest.mark.usefixtures("quiet_labels")

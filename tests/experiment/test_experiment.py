@@ -10,6 +10,8 @@ import pytest
 from sirc.errors import ConfigError
 from sirc.experiment import PAPER_SPECS
 from sirc.experiment.experiment import Data, Experiment, Extract, Model, Run, Source
+from sirc.experiment.network import note_preparation
+from sirc.progress import Log
 from sirc.training import Augment, Train
 from support.interpreters import python
 
@@ -316,3 +318,17 @@ def test_settings_that_came_later_are_written_only_where_they_are_set(small):
     Path("again.toml").write_text(skipping.dump(), encoding="utf-8")
     assert Experiment.read("again.toml") == skipping
     assert skipping.fit.on_unfit == "skip"
+
+
+def test_a_preparation_other_than_the_published_one_is_noted():
+    def notes(**changes):
+        told = []
+        note_preparation(plain(**changes), Log(told.append))
+        return told
+
+    (note,) = notes(model=Model("torchvision:efficientnet_b2", pretrained=True))
+    assert "was published for images that are prepared otherwise than [preprocess] says: its resize is 288, got" in note
+    assert "crop is 288, got 224" in note
+    assert not notes()
+    assert not notes(model=Model("torchvision:efficientnet_b2", num_classes=3, checkpoint="x.pth"))
+    assert not notes(model=Model("my.module:net", pretrained=True))

@@ -48,6 +48,28 @@ def test_numbers_sorted_as_text_are_told_with_one_row_for_each_class():
     assert not warning(predictions, labels)
 
 
+def test_a_network_trained_on_numbers_sorted_as_text_is_told_with_one_row_for_each_class():
+    predictions, labels = network(1000, 1000, 0.9, labels=np.arange(1000))
+    said = warning(as_text(1000)[predictions], labels)
+    assert "and in 91.0% if the classes are numbered otherwise" in said
+
+
+@pytest.mark.parametrize(("rows", "classes"), [(1000, 1000), (300, 10)])
+def test_a_count_from_one_is_told_even_with_one_row_for_each_class(rows, classes):
+    predictions, labels = network(rows, classes, 0.7, labels=np.arange(rows) % classes)
+    assert "if every label is one higher. Probably one of the two counts from 1" in warning(predictions + 1, labels)
+    assert "if every label is one lower. Probably one of the two counts from 1" in warning(predictions, labels + 1)
+    assert not warning(predictions, labels)
+
+
+def test_a_class_that_the_labels_lack_is_told_as_another_numbering_where_it_can_be_learnt():
+    predictions, labels = network(3000, 100, 0.7, labels=np.arange(3000) % 99)
+    said = warning(predictions + (predictions >= 30), labels)  # class 30 is missing
+    assert "if the classes are numbered otherwise" in said
+    few = network(99, 100, 0.9, labels=np.arange(99))
+    assert "or the labels lack one" in warning(few[0] + (few[0] >= 10), few[1])
+
+
 def test_two_classes_that_changed_places_are_told():
     predictions, labels = network(1000, 10, 0.9)
     swapped = torch.tensor([1, 0, *range(2, 10)])[labels]
@@ -68,7 +90,7 @@ def test_folders_of_only_some_classes_are_told(rows):
     predictions, _ = network(rows, 1000, 0.7, labels=some[place])
     said = warning(predictions, torch.from_numpy(place))
     assert "of them are of classes beyond 199, the last of the labels. If the folders are only some" in said
-    assert said.endswith("give the order of all its classes, `classes=…`.")
+    assert said.endswith("number the labels as its outputs are, or give the order of all its classes, `classes=…`.")
 
 
 def test_a_network_that_says_one_class_is_told_even_of_few_rows():
@@ -113,7 +135,7 @@ def test_the_quick_match_of_classes_is_as_good_as_the_best(accuracy):
 def test_a_store_is_judged_by_shards_from_all_of_it(tmp_path):
     predictions, labels = network(400, 20, 0.9, labels=np.sort(np.arange(400) % 20))
     logits = torch.nn.functional.one_hot(predictions, 20).float() * 5
-    bad = Outputs(logits, labels=(labels + 1) % 20)
+    bad = Outputs(logits, labels=3 * labels % 20)
     for name, outputs in {"bad": bad, "good": Outputs(logits, labels=labels), "bare": Outputs(logits)}.items():
         store = OutputStore.from_outputs(tmp_path / name, outputs.batches(25), size=400, shard_size=25)
         assert ("numbered otherwise" in doubt_of_store("val", store)) == (name == "bad")

@@ -48,6 +48,14 @@ def test_a_head_that_is_near_is_told_with_the_figure(scale, bias, figure):
         near.check(Outputs(scale * logits, z))
 
 
+def test_a_head_of_zeros_is_told_and_a_network_that_says_one_thing_is_not():
+    logits, z, head = network()
+    empty = Head(torch.zeros_like(head.weight))
+    with pytest.warns(DataWarning, match="off by 100%"):
+        empty.check(Outputs(logits, z))
+    empty.check(Outputs(torch.zeros_like(logits), z))
+
+
 @pytest.mark.parametrize("name", ["none.npz", "none.safetensors"])
 def test_a_file_that_is_not_there_is_named(tmp_path, name):
     with pytest.raises(FileNotFoundError, match=f"there is no file '.*{name}'"):

@@ -398,6 +398,15 @@ def test_probabilities_are_no_logits_and_their_logarithms_are(dtype, classes):
         Outputs(good.to(dtype))
 
 
+@pytest.mark.parametrize("classes", [2, 200])
+def test_probabilities_in_percent_or_rounded_as_in_a_table_are_told(classes):
+    probabilities = (3 * torch.randn(400, classes, generator=torch.Generator().manual_seed(0))).softmax(-1)
+    refused("got probabilities: rows ≥ 0 that sum to 1. Pass", (1000 * probabilities).round() / 1000)
+    refused("got probabilities, in percent: rows ≥ 0 that sum to 100. Pass", 100 * probabilities)
+    refused("got probabilities, in percent", (1000 * probabilities).round() / 10)
+    Outputs(100 * torch.eye(10))
+
+
 def test_few_rows_and_plain_choices_may_look_like_probabilities():
     Outputs([[0.25, 0.75]] * 7)
     Outputs(torch.eye(10))

@@ -505,7 +505,10 @@ def test_a_registered_score_may_be_fitted_and_bounded(scratch_registry, data):
             {"needs": "logits", "evidence": ("third",)},
             "`evidence` of score `toy` must be among mean, second, by_class, unit",
         ),
-        ({"needs": "logits", "solve": lambda evidence: {}}, r"score `toy` has parameters \[\] and a `solve`"),
+        (
+            {"needs": "logits", "solve": lambda evidence: {}},
+            r"score `toy` has a `solve` and must take what it finds after a `\*`, without a default, as in `def toy",
+        ),
     ],
 )
 def test_a_wrong_registration_says_why(scratch_registry, keywords, words):
@@ -517,6 +520,18 @@ def test_a_wrong_registration_says_why(scratch_registry, keywords, words):
             return x
 
     assert "toy" not in sirc.known_names()
+
+
+def test_what_solve_finds_is_checked_when_a_score_is_decorated(scratch_registry):
+    def fitted(features, *, mean):
+        return -(features - mean).norm(dim=-1)
+
+    with pytest.raises(ValueError, match="score `fitted` must have a `solve`, which finds `mean`"):
+        sirc.score(needs="features")(fitted)
+    with pytest.raises(ValueError, match="a score needs a name that a spec can hold; got '<lambda>'"):
+        sirc.score(needs="features")(lambda features: features.sum(-1))
+    sirc.score(needs="features", solve=lambda evidence: {"mean": evidence.moments.mean}, evidence="mean")(fitted)
+    assert "fitted" in sirc.known_names()
 
 
 @pytest.mark.parametrize("name", ["sirc", "linear", "product", "vim"])

@@ -179,6 +179,7 @@ def calibrate(
             raise FileNotFoundError(f"there is no '{chosen_run.scorer}'. Fit the scores first: `sirc fit …`.")
         scorer = Scorer.load(chosen_run.scorer)
         spec = _choose_score(scorer, score, chosen_run, progress)
+        scorer = scorer if spec in scorer.specs else scorer.only(spec)
         model = network(study, chosen_run)
         data, rows = _calibration_data(study, chosen_run, val, model, where, on_error, progress)
         head, classes = load_head(chosen_run.head)[0], _class_names(study, scorer.num_classes, progress)
@@ -409,18 +410,19 @@ def _choose_score(scorer: Scorer, name: str | None, run: Run, progress: Progress
     fitted = {str(parse(spec)): spec for spec in scorer.specs}
 
     def as_fitted(text: str) -> str | None:
-        with contextlib.suppress(ValueError):  # a name that is no spec is not among the run's
-            return fitted.get(str(parse(text)))
+        with contextlib.suppress(ValueError):  # `check` may choose an S1 that only a combination was fitted with
+            return fitted.get(str(parse(text))) or scorer.only(text).specs[0]
         return None
 
     if name is not None:
         if (spec := as_fitted(name)) is None:
             raise ConfigError(f"`--score` must be one of the run's: {'; '.join(fitted)}; got {quoted(name)}.")
         return spec
-    choice = latest_choice(run, load_head(run.head)[1])
-    if choice and (spec := as_fitted(choice.score)):
-        progress.note(f"the score is `{spec}`, which `sirc {choice.command}` chose")
-        return spec
+    if choice := latest_choice(run, load_head(run.head)[1]):
+        if spec := as_fitted(choice.score):
+            progress.note(f"the score is `{spec}`, which `sirc {choice.command}` chose")
+            return spec
+        progress.note(f"`sirc {choice.command}` chose `{choice.score}`, which is not a score of the run now")
     ours = [spec for spec in fitted if spec.startswith("sirc(")]
     spec = fitted[next(spec for spec in (*_PREFERRED, *ours, *fitted) if spec in fitted)]
     progress.note(f"the score is `{spec}`, the default; `sirc select` chooses by your α and β")

@@ -87,9 +87,7 @@ def what_stays(name: str, options: Mapping[str, Any]) -> str:
     return _NOTHING
 
 
-def _goes_on(
-    begun: bool, options: Mapping[str, Any], older: str = " and keeps older results of these settings"
-) -> str:
+def _goes_on(begun: bool, options: Mapping[str, Any], older: str = " and keeps older results of these settings") -> str:
     """Say what is kept by a command that goes on where it was stopped, unless an option has it begin anew."""
     if anew := next((option for option in ("overwrite", "redo") if options.get(option)), None):
         return f"{_kept(begun)}; without `--{anew}` the same command goes on with what was begun{older}"

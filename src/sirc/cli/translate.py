@@ -54,7 +54,7 @@ _NAMED = {
 # An argument, alone or in a call: `crossfit=0`, `fit(…, overwrite=True)`. One letter is a parameter of a score.
 _ARGUMENT = re.compile(r"(?:(\w+)\((?:…|\.{3}), )?([a-z_]\w+)=(.*?)\)?")
 _SETTING = re.compile(r"--set ([^=]+)=(.*)")
-_OOD_SET = re.compile(r"""ood\[(['"])(.*)\1\]""")
+_OOD_SET = re.compile(r"""ood\[(['"])(.*?)\1\](?:\[.*\])?""")  # or the confidences of a score there
 # Other code that only works in Python; but not NumPy's, or `module:function`, which files and options name.
 _PYTHON = re.compile(
     r"""(?!np\.|[\w.]+:).*(

@@ -10,6 +10,8 @@ from typing import Any, TypeAlias, TypeGuard
 from torch.utils.data import Dataset
 
 from sirc._utils.files import PathLike
+from sirc._utils.text import quoted
+from sirc._utils.warn import warn
 from sirc.data import ImageSet, image_folder, reader_of
 from sirc.models import rows_of
 from sirc.outputs import STORE_FILE, Outputs, OutputStore
@@ -29,6 +31,30 @@ def opened(source: Any, classes: Sequence[str] | None = None, *, labelled: bool 
     if place.is_file():
         return Outputs.load(place)
     return image_folder(place, labelled=labelled, classes=classes if labelled else None)
+
+
+def numbered_by(val: Any, names: Sequence[str]) -> Any:
+    """Number the classes of validation images as the network does, or warn where only their owner can."""
+    found = class_names_in(val)
+    if not set(found) <= set(names):  # `names` may be other words for the same classes
+        return val
+    if isinstance(val, ImageSet):
+        return val.numbered_by(names) if found else val
+    if other := next((name for name, place in zip(found, names, strict=False) if name != place), None):
+        warn(
+            f"the validation data number {quoted(other)} as class {found.index(other)}, the network as "
+            f"{list(names).index(other)}: a dataset that lacks a class gives other numbers to those after it. Number "
+            "the labels as the outputs are; `sirc.data.image_folder(PATH, classes=…)` does."
+        )
+    return val
+
+
+def class_names_in(source: Any) -> list[str]:
+    """The names of the classes of a dataset, or of that in a loader or subset; none where they are not known."""
+    while not hasattr(source, "classes") and hasattr(source, "dataset"):
+        source = source.dataset
+    found = getattr(source, "classes", ())
+    return list(found) if isinstance(found, list | tuple) and all(isinstance(name, str) for name in found) else []
 
 
 def is_unprepared(source: object) -> TypeGuard[ImageSet]:

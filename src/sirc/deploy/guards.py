@@ -19,7 +19,17 @@ from sirc._utils.files import PathLike
 from sirc._utils.text import first_line, listed, shorten
 from sirc._utils.warn import warn
 from sirc.data import ImageSet, Preprocess
-from sirc.deploy.guard_data import Data, KnownOutputs, first_inputs, is_unprepared, opened, require_labels, size_of
+from sirc.deploy.guard_data import (
+    Data,
+    KnownOutputs,
+    class_names_in,
+    first_inputs,
+    is_unprepared,
+    numbered_by,
+    opened,
+    require_labels,
+    size_of,
+)
 from sirc.deploy.saved import read
 from sirc.deploy.selective import TRIED, TRIED_FIRST, SelectiveClassifier, largest_batch, names_of, refuse_compiled
 from sirc.deploy.threshold import at_recall
@@ -47,6 +57,7 @@ _MOST_HELD_OUT = 10_000  # of those rows
 _SEED = 0  # of their choice
 _BATCH = 8192  # stored rows read at a time
 _FEW_REJECTED = 5  # validation rows: of fewer, nothing is told
+_NAMED = 10  # absent classes
 
 
 def guard(
@@ -232,7 +243,7 @@ def _opened(
         names = list(data[0].classes)
     if names is not None:
         data = [one.numbered_by(names) if isinstance(one, ImageSet) and one.classes else one for one in data]
-    return *data, names
+    return data[0], numbered_by(data[1], names or class_names_in(data[0])), names
 
 
 @final
@@ -468,5 +479,6 @@ def _validation_remark(val: object, rows: Outputs, names: Sequence[str] | None) 
     if val is None:
         return "The threshold was set on training rows that were held out: the model knows them, and is surer of them."
     absent = sorted(set(range(rows.num_classes)) - set(rows.labels.tolist()))
-    which = shorten(", ".join(str(names[i] if names else i) for i in absent))
+    some = [str(names[i] if names else i) for i in absent[:_NAMED]] + ["…"] * (len(absent) > _NAMED)
+    which = shorten(", ".join(some))
     return f"The validation rows lack {len(absent)} of {rows.num_classes} classes: {which}." if absent else ""

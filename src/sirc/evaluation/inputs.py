@@ -93,7 +93,10 @@ def without_labels(name: str) -> ValueError:
 def require_right(sizes: Mapping[str, int]) -> None:
     """Refuse ID data on which every prediction is wrong."""
     if not sizes["correct"]:
-        raise ValueError(f"at least one prediction must be right, to accept any; got {sizes[WRONG]} wrong")
+        raise ValueError(
+            f"at least one prediction must be right, to accept any; got {sizes[WRONG]} wrong. Are the labels numbered "
+            "as the network's outputs are?"
+        )
 
 
 def check_fresh(scorer: Scorer, name: str, data: object) -> None:

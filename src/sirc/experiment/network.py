@@ -14,12 +14,14 @@ from torch import nn
 
 from sirc import models
 from sirc._utils import distributed
+from sirc._utils.checks import differences
 from sirc._utils.files import read_json, read_metadata, read_safetensors
 from sirc._utils.text import shorten
 from sirc.errors import StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.stamp import digest
 from sirc.outputs import HEAD_FORMAT, Head
+from sirc.progress import Progress
 
 _REPEATABLE: set[str] = set()  # functions that gave the same weights twice
 _FINGERPRINTS: dict[tuple[object, ...], str] = {}  # several stages of one command ask for the same
@@ -48,6 +50,20 @@ def network(experiment: Experiment, run: Run) -> nn.Module:
             )
         _REPEATABLE.add(repr(experiment.model))
     return model.eval()
+
+
+def note_preparation(experiment: Experiment, progress: Progress) -> None:
+    """Note where images are prepared otherwise than for the published weights: nothing fails, accuracy is lost."""
+    model = experiment.model
+    if not model.pretrained or model.own or experiment.train is not None or not distributed.is_main():
+        return
+    with suppress(ValueError):  # not every network is published with a preprocessing
+        published = asdict(models.preprocess_of(model.name, model.pretrained))
+        if others := differences(published, asdict(experiment.preprocess)):
+            progress.note(
+                f"note: `{shorten(model.name)}` was published for images that are prepared otherwise than [preprocess] "
+                f"says: its {others}. Unless that is meant, write the published values."
+            )
 
 
 def network_key(experiment: Experiment, run: Run) -> str:

@@ -31,6 +31,7 @@ from sirc.experiment.network import (
     load_head,
     network,
     network_key,
+    note_preparation,
     recipe_of,
     save_head,
 )
@@ -247,6 +248,7 @@ def extract_run(
     names = list(names or experiment.names)
     check_trained(experiment, run)
     check_held_out(experiment, run, names, cache, progress)
+    note_preparation(experiment, progress)
     model = network(experiment, run).to(device)
     if settings.channels_last:
         model.to(memory_format=torch.channels_last)

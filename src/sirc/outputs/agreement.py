@@ -20,6 +20,15 @@ _FEW = 50  # with fewer rows, an accuracy near chance means nothing
 _MISSED = 31  # wrong rows, all predicted as one class: a network that gets one in five right would have found another
 _SURE = 1e-6  # the probability, without a cause, below which a gain is believed
 _SHARDS = 8  # of a store, evenly spread, since folders are read class by class
+_FEWEST = 10  # classes: numbers sorted as text differ from 11 on, and of a few classes any two orders are alike
+_OTHERWISE = (
+    "the classes are numbered otherwise",
+    "The labels probably stand in another order than the network's outputs: folders named by numbers sort as text, 0, "
+    "1, 10, 2 (`sirc data check folder PATH` shows it).",
+)
+_FROM_ONE = (
+    "Probably one of the two counts from 1, the network has a background as its first class, or the labels lack one."
+)
 _CHECKED = ContextVar("checked", default=False)
 
 
@@ -42,8 +51,9 @@ def warn_of_labels(name: str, predictions: Tensor, labels: Tensor) -> None:
 def _doubt(name: str, predictions: Tensor, labels: Tensor) -> str:
     """Word the warning; empty if there is no reason for one. There are four:
 
-    - Another numbering of the classes agrees far better, by 10 points of accuracy, more than noise explains: the best
-      match of predicted and true classes, found on every second row, on the other rows; or that of names as text.
+    - Another numbering of the classes agrees far better, by 10 points of accuracy, more than noise explains: one that
+      is common (names sorted as text, a count from 1), on all rows; or the best match of predicted and true classes,
+      found on every second row, on the other rows.
     - All predictions are one class, and many labels are not.
     - Most predictions are classes beyond all labels, as if the folders were only some of the network's classes.
     - The accuracy is that of chance, as if predictions and labels were independent, and 10 points more are excluded.
@@ -55,16 +65,18 @@ def _doubt(name: str, predictions: Tensor, labels: Tensor) -> str:
     agree = f"the predictions for '{name}' agree with its labels in {percent(right / max(1, rows))} of {rows:,} rows"
     fresh = slice(1, None, 2)
     learnt = _renumbered(predictions[::2], labels[::2], predictions[fresh])
-    # The order of text needs no rows to be learnt from: it is seen even with one row for each class.
-    for renumbered, which in ((learnt, fresh), (_as_text(predictions, labels), slice(None))):
+    # The common numberings need no rows to be learnt from: they are seen even with one row for each class.
+    common, why = max(_common(predictions, labels), key=lambda numbering: int((numbering[0] == labels).sum()))
+    ways = [(common, slice(None), why), (learnt, fresh, _OTHERWISE)]
+    if int((learnt == labels[fresh]).sum()) > int((common[fresh] == labels[fresh]).sum()):
+        ways.reverse()
+    for renumbered, which, (condition, cause) in ways:
         before, after = predictions[which] == labels[which], renumbered == labels[which]
         gained, lost = int((after & ~before).sum()), int((before & ~after).sum())
         if gained - lost > _FAR * len(renumbered) and at_least(gained, gained + lost, 0.5) < _SURE:
             return (
-                f"{agree}, and in {percent(float(after.double().mean()))} if the classes are numbered otherwise. The "
-                "labels probably stand in another order than the network's outputs: folders named by numbers sort as "
-                "text, 0, 1, 10, 2 (`sirc data check folder PATH` shows it). Number the labels as the outputs are, or "
-                "give the order of the classes, `classes=…`."
+                f"{agree}, and in {percent(float(after.double().mean()))} if {condition}. {cause} Number the labels as "
+                "the outputs are, or give the order of the classes, `classes=…`."
             )
     if rows < _FEW:
         return ""
@@ -80,14 +92,15 @@ def _doubt(name: str, predictions: Tensor, labels: Tensor) -> str:
     if beyond > 0.5:
         return (
             f"{agree}, as {percent(beyond)} of them are of classes beyond {int(labels.max())}, the last of the labels. "
-            "If the folders are only some of the network's classes, give the order of all its classes, `classes=…`."
+            "If the folders are only some of the network's classes, number the labels as its outputs are, or give the "
+            "order of all its classes, `classes=…`."
         )
     by_chance = at_least(right, rows, chance) > 0.01 and at_least(right + 1, rows, chance) < 0.99
     if by_chance and at_least(right + 1, rows, min(1.0, chance + _FAR)) > 0.999:
         return (
-            f"{agree}, as chance would ({percent(chance)}), and no other numbering of the classes is better. The "
-            "weights, the preprocessing or the labels are probably not this network's: was it trained, and are the "
-            "labels in the order of the rows?"
+            f"{agree}, as chance would ({percent(chance)}), and no other numbering of the classes is seen to be "
+            "better. The weights, the preprocessing or the labels are probably not this network's: was it trained, and "
+            "are the labels in the order of the rows, and numbered as the outputs are?"
         )
     return ""
 
@@ -121,11 +134,19 @@ def _renumbered(predictions: Tensor, labels: Tensor, others: Tensor) -> Tensor:
     return table[others]
 
 
-def _as_text(predictions: Tensor, labels: Tensor) -> Tensor:
-    """Renumber predictions as folders named 0, 1, 2, … are if they sort as text: 0, 1, 10, 2."""
-    if not len(labels):
-        return predictions
-    table = torch.arange(1 + int(max(predictions.max(), labels.max())))
-    order = sorted(range(1 + int(labels.max())), key=str)
-    table[torch.tensor(order)] = torch.arange(len(order))
-    return table[predictions]
+def _common(predictions: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, tuple[str, str]]]:
+    """Renumber predictions as is often needed, with the condition and the cause in words; as they are, to begin with.
+
+    Folders named 0, 1, 2, … sort as text, 0, 1, 10, 2, in the labels or in the training of the network; or one of the
+    two counts from 1. With few classes such numberings resemble others, and the match that is learnt must do.
+    """
+    yield predictions, _OTHERWISE
+    if not len(labels) or int(labels.max()) < _FEWEST - 1:
+        return
+    classes = 1 + int(labels.max())
+    order = torch.tensor(sorted(range(classes), key=str))
+    for table in (order.argsort(), order):
+        inside = predictions < classes
+        yield torch.where(inside, table[predictions.clamp(max=classes - 1)], predictions), _OTHERWISE
+    yield predictions - 1, ("every label is one higher", _FROM_ONE)
+    yield predictions + 1, ("every label is one lower", _FROM_ONE)

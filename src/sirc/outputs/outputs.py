@@ -28,6 +28,7 @@ from sirc.outputs.labels import as_columns
 _FIELDS = ("logits", "features", "labels")
 _FORMAT = "sirc.Outputs/1"
 _LOOKED_AT, _ENOUGH = 256, 8  # rows that are tested for probabilities, and the fewest that suffice
+_NEAR = 0.05  # relative error of the sum of a row of rounded probabilities
 
 
 @dataclass(frozen=True)
@@ -288,10 +289,14 @@ def _refuse_probabilities(logits: Tensor) -> None:
     A few rows of logits may look like probabilities by chance, and one-hot rows are allowed.
     """
     some = logits[:: 1 + len(logits) // _LOOKED_AT].double()
-    near = max(1e-3, 2 * torch.finfo(logits.dtype).eps)
-    looks = (some.amin(-1) >= 0) & ((some.sum(-1) - 1).abs() <= near)
-    if len(some) >= _ENOUGH and bool(looks.all()) and bool((some.amax(-1) < 1).any()):
-        raise ValueError(
-            "`logits` must be what the softmax is applied to; got probabilities: rows ≥ 0 that sum to 1. Pass the "
-            "output of the layer before the softmax, or the logarithm of the probabilities, as log_softmax gives it."
-        )
+    if len(some) < _ENOUGH or bool((some < 0).any()):
+        return
+    for whole in (1, 100):  # as a table may have them: rounded, or in percent
+        looks = ((some.sum(-1) - whole).abs() <= _NEAR * whole).all()
+        if bool(looks) and bool((some.amax(-1) < whole).any()):
+            percentages = "" if whole == 1 else ", in percent"
+            raise ValueError(
+                f"`logits` must be what the softmax is applied to; got probabilities{percentages}: rows ≥ 0 that sum "
+                f"to {whole}. Pass the output of the layer before the softmax, or the logarithm of the probabilities, "
+                "as log_softmax gives it."
+            )

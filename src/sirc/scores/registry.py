@@ -81,7 +81,7 @@ _SCORES: dict[str, Score] = {}
 
 
 def score(
-    *, needs: str | tuple[str, ...], title: str = "", short: str = "", evidence: Iterable[str] = (), **fields: Any
+    *, needs: str | tuple[str, ...], title: str = "", short: str = "", evidence: str | Iterable[str] = (), **fields: Any
 ) -> Callable[[_F], _F]:
     """Register the decorated function as a score under its own name.
 
@@ -115,7 +115,7 @@ def score(
             parameters=tuple(key for key, value in defaults.items() if value is inspect.Parameter.empty),
             title=title or readable(name),
             short=short or title or readable(name),
-            evidence=frozenset(evidence),
+            evidence=frozenset((evidence,) if isinstance(evidence, str) else evidence),
             **fields,
         )
         _check(new)
@@ -138,10 +138,15 @@ def readable(name: str) -> str:
 
 def _check(new: Score) -> None:
     name = new.name
+    if not name.isidentifier():
+        raise ValueError(f"a score needs a name that a spec can hold; got {quoted(name)}. Define it with `def`")
     if name in RESERVED:
         raise ValueError(f"`{name}` is a name of the grammar; give the score another")
     if name in _SCORES and _SCORES[name].compute.__module__ != new.compute.__module__:
-        raise ValueError(f"a score named `{name}` is registered already, by {_SCORES[name].compute.__module__}")
+        raise ValueError(
+            f"a score named `{name}` is registered already, by {_SCORES[name].compute.__module__}; give yours another "
+            "name"
+        )
     for what, given, allowed in (
         ("needs", new.needs, (*_INPUTS, *_SCORES)),
         ("evidence", sorted(new.evidence), _EVIDENCE),
@@ -149,10 +154,15 @@ def _check(new: Score) -> None:
     ):
         if unknown := [item for item in given if item not in allowed]:
             raise ValueError(f"`{what}` of score `{name}` must be among {', '.join(allowed)}; got {quoted(unknown[0])}")
-    if bool(new.parameters) != (new.solve is not None):
+    if new.parameters and new.solve is None:
         raise ValueError(
-            f"score `{name}` has parameters {list(new.parameters)} and {'a' if new.solve else 'no'} `solve`: "
-            "keyword-only arguments without a default are found by `solve`, and it needs at least one"
+            f"score `{name}` must have a `solve`, which finds {', '.join(f'`{key}`' for key in new.parameters)}: "
+            "keyword-only arguments without a default. Give them one to make them options"
+        )
+    if new.solve is not None and not new.parameters:
+        raise ValueError(
+            f"score `{name}` has a `solve` and must take what it finds after a `*`, without a default, as in "
+            f"`def {name}({new.needs[0]}, *, mean)`. Leave `solve` out if nothing is fitted"
         )
     check_call(f"score `{name}`", new.compute, len(new.needs), {*new.options, *new.parameters})
     options, nothing = set(new.options), set[str]()

@@ -186,10 +186,10 @@ class Scorer:
                 )
 
     def only(self, specs: str | Sequence[str]) -> Scorer:
-        """The same fit with only some of its specs."""
+        """The same fit with only some of its specs, or of the scores inside them."""
         wanted = check_specs(specs)
-        canonical = {str(spec) for spec in self._parsed.values()}
-        if unknown := [text for text in wanted if str(parse(text)) not in canonical]:
+        inside = {str(part) for spec in self._parsed.values() for part in all_parts(spec)}
+        if unknown := [text for text in wanted if str(parse(text)) not in inside]:
             raise ValueError(f"`{unknown[0]}` is not among the scorer's specs: {', '.join(self.specs)}")
         if wanted == self.specs:
             return self
