@@ -264,7 +264,7 @@ def test_folders_have_their_classes_and_the_preparation_of_a_timm_model(folders)
     assert guard.classes == ["b", "g", "r"]
     assert guard.preprocess == preprocess_of(model)
     assert "The validation rows lack 1 of 3 classes: g." in str(guard)
-    val = image_folder(folders / "val", classes="bgr", transform=guard.preprocess.test())
+    val = image_folder(folders / "val", classes=["b", "g", "r"], transform=guard.preprocess.test())
     assert len(guard.calibration) == len(val)
     assert torch.equal(guard.calibration_correct, sirc.extract(model, val).correct)
 

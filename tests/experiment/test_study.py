@@ -673,7 +673,7 @@ def test_an_interrupted_extraction_is_begun_anew_with_other_settings(experiment,
     code, _, err = command("extract", *other)
     assert code == 1
     assert "is another store: it has other settings: how is" in err
-    assert "or pass `--overwrite` to delete its shards" in err
+    assert "or pass `--only NAME --overwrite` to delete its shards" in err
     code, _, err = command("run", *other, "--no-figures")
     assert code == 0, err
     assert "bf16" in sirc.OutputStore("runs/tiny/seed-1/outputs/train").how
