@@ -457,7 +457,7 @@ def test_a_scorers_data_must_fit_it(outputs):
     ):
         with pytest.raises(ValueError, match=words):
             sirc.evaluate(*arguments)
-    with pytest.raises(ValueError, match="`device` must be one that is there, as cpu or cuda:0; got 'attic'"):
+    with pytest.raises(ValueError, match="`device` must be an available one, such as cpu or cuda:0; got 'attic'"):
         sirc.evaluate(scorer, test, device="attic")
     with pytest.raises(ValueError, match="`knn` is not among the scorer's specs: msp, energy"):
         sirc.evaluate(scorer, test, scores=["knn"])
