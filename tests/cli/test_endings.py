@@ -174,6 +174,11 @@ WORDS = [
         "where: `--set data.root=…` or `--set data.test.path=…`.",
         {"plot": 'where: `data.root = "…"` or `data.test.path = "…"` in the TOML.'},
     ),
+    ("where: `--set data.ood.Textures.path=…`.", {"extract": "where: `--set data.ood.Textures.path=…`."}),
+    (
+        "a graph. Use it alone: `sirc predict FOLDER --onnx ResNet.onnx`",
+        {"predict": "a graph. Use it alone: `sirc predict FOLDER --onnx ResNet.onnx`"},
+    ),
     ("Pass `relative=False`", {"select": "Pass `--absolute`"}),
     ("with `spill`, `test` must have labels", {"evaluate": "with `--spill`, `--id` must have labels"}),
     ("`ood['far']` must be a store", dict.fromkeys(("evaluate", "check"), "`--ood far=…` must be a store")),

@@ -55,9 +55,10 @@ _NAMED = {
 _ARGUMENT = re.compile(r"(?:(\w+)\((?:…|\.{3}), )?([a-z_]\w+)=(.*?)\)?")
 _SETTING = re.compile(r"--set ([^=]+)=(.*)")
 _OOD_SET = re.compile(r"""ood\[(['"])(.*?)\1\](?:\[.*\])?""")  # or the confidences of a score there
-# Other code that only works in Python; but not NumPy's, or `module:function`, which files and options name.
+# Other code that only works in Python; but not NumPy's, or `module:function`, which files and options name, or a command,
+# whose names of files and sets may look like classes: `sirc serve ResNet.onnx`.
 _PYTHON = re.compile(
-    r"""(?!np\.|[\w.]+:).*(
+    r"""(?!np\.|[\w.]+:|(sirc|hf)\ |--set\ ).*(
         \bsirc\.\w  # a name in the package
         | \b[A-Z]\w*[a-z]\w*[.(]  # a class
         | \w\.\w+\(  # a method
