@@ -176,6 +176,10 @@ WORDS = [
     ),
     ("where: `--set data.ood.Textures.path=…`.", {"extract": "where: `--set data.ood.Textures.path=…`."}),
     (
+        "`data.ood.Textures.pth` is not a key of [data.ood.Textures]",
+        dict.fromkeys(("run", "table"), "`data.ood.Textures.pth` is not a key of [data.ood.Textures]"),
+    ),
+    (
         "a graph. Use it alone: `sirc predict FOLDER --onnx ResNet.onnx`",
         {"predict": "a graph. Use it alone: `sirc predict FOLDER --onnx ResNet.onnx`"},
     ),
@@ -185,6 +189,10 @@ WORDS = [
     ('`ood["it\'s"]` must be a store', {"evaluate": "`--ood it's=…` must be a store"}),
     ("Pass more rows as `val`", {"guard": "Pass more rows as VAL", "select": "Pass more rows as `val`"}),
     ("`level` must lie between 0 and 1", dict.fromkeys(("check", "select"), "`--level` must lie between 0 and 1")),
+    ("`metrics` and `negatives` must be", {"table": "`--metric` and `--negative` must be"}),
+    ("Widen `alpha` or `beta`", dict.fromkeys(("select", "calibrate"), "Widen `--alpha` or `--beta`")),
+    ("`draws` must be ≥ 1, `seed` ≥ 0", {"select": "`--draws` must be ≥ 1, `--seed` ≥ 0"}),
+    ("`delta` must lie in [0, 1]", dict.fromkeys(("guard", "calibrate"), "`--delta` must lie in [0, 1]")),
     ("`classes` must name each class once", {"guard": "`--classes` must name each class once"}),
     ("or `delta=None`, or `delta=0.1`", dict.fromkeys(("guard", "calibrate"), "or `--plain`, or `--delta 0.1`")),
     (
