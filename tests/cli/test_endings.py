@@ -190,7 +190,7 @@ WORDS = [
     ("Pass more rows as `val`", {"guard": "Pass more rows as VAL", "select": "Pass more rows as `val`"}),
     ("`level` must lie between 0 and 1", dict.fromkeys(("check", "select"), "`--level` must lie between 0 and 1")),
     ("`metrics` and `negatives` must be", {"table": "`--metric` and `--negative` must be"}),
-    ("Widen `alpha` or `beta`", dict.fromkeys(("select", "calibrate"), "Widen `--alpha` or `--beta`")),
+    ("Widen `alpha` or `beta`", dict.fromkeys(("select", "calibrate", "table"), "Widen `--alpha` or `--beta`")),
     ("`draws` must be ≥ 1, `seed` ≥ 0", {"select": "`--draws` must be ≥ 1, `--seed` ≥ 0"}),
     ("`delta` must lie in [0, 1]", dict.fromkeys(("guard", "calibrate"), "`--delta` must lie in [0, 1]")),
     ("`classes` must name each class once", {"guard": "`--classes` must name each class once"}),
