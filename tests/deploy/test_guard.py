@@ -4,6 +4,7 @@ import re
 import warnings
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 import sirc
 from sirc import SelectiveClassifier
 from sirc.data import Preprocess, image_folder
+from sirc.deploy.guard_data import class_names_in
 from sirc.errors import DataWarning, StoreError
 from sirc.models import preprocess_of, save_weights
 from sirc.progress import Progress
@@ -286,6 +288,13 @@ def test_images_that_lack_a_class_are_numbered_as_the_network_does_and_a_loader_
         sirc.guard(model, DataLoader(train, 30), DataLoader(Subset(val, range(60)), 30), recall=0.5, delta=None)
     guard.classes = ["blue", "green", "red"]  # other words than the folders'
     guard.calibrate(val, recall=0.5)
+
+
+def test_a_dataset_that_renumbers_its_labels_is_left_alone():
+    names = SimpleNamespace(classes=["b", "r"])
+    assert class_names_in(names) == class_names_in(DataLoader(Subset(names, [0]))) == ["b", "r"]
+    assert class_names_in(SimpleNamespace(classes=["b", "r"], target_transform=[0, 2].__getitem__)) == []
+    assert class_names_in(SimpleNamespace(dataset=names)) == []  # a wrapper of another kind may renumber
 
 
 @pytest.mark.usefixtures("quiet_labels")

@@ -42,22 +42,26 @@ _WORDS: dict[str, dict[str, str]] = {
     "test": {"evaluate": "`--id`"},
     "train": {"guard": "TRAIN"},
     "val": {"guard": "VAL"},
+    "metrics": {"table": "`--metric`"},
+    "negatives": {"table": "`--negative`"},
 }
 # Arguments that errors name without a value, and that are options of these commands.
 _NAMED = {
-    "guard": ("recall", "risk", "score", "classes", "resize", "crop", "interpolation", "mean", "std"),
+    "guard": ("recall", "risk", "delta", "score", "classes", "resize", "crop", "interpolation", "mean", "std"),
     "evaluate": ("train", "val", "crossfit", "spill"),
     "check": ("train", "crossfit", "level"),
-    "select": ("train", "crossfit", "level", "metric"),
-    "calibrate": ("score", "recall", "risk", "reject_cost"),
+    "select": ("train", "crossfit", "level", "metric", "alpha", "beta", "draws", "seed"),
+    "calibrate": ("score", "recall", "coverage", "risk", "delta", "alpha", "beta", "reject_cost"),
+    "table": ("alpha", "beta"),
 }
 # An argument, alone or in a call: `crossfit=0`, `fit(…, overwrite=True)`. One letter is a parameter of a score.
 _ARGUMENT = re.compile(r"(?:(\w+)\((?:…|\.{3}), )?([a-z_]\w+)=(.*?)\)?")
 _SETTING = re.compile(r"--set ([^=]+)=(.*)")
 _OOD_SET = re.compile(r"""ood\[(['"])(.*?)\1\](?:\[.*\])?""")  # or the confidences of a score there
 # Other code that only works in Python; but not NumPy's, or `module:function`, which files and options name.
+# Commands and keys of a TOML may hold names that look like classes: `sirc serve ResNet.onnx`, `data.ood.Textures.path`.
 _PYTHON = re.compile(
-    r"""(?!np\.|[\w.]+:).*(
+    r"""(?!np\.|[\w.]+:|data\.|(sirc|hf)\ |--set\ ).*(
         \bsirc\.\w  # a name in the package
         | \b[A-Z]\w*[a-z]\w*[.(]  # a class
         | \w\.\w+\(  # a method

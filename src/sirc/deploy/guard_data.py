@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
 
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from sirc._utils.files import PathLike
 from sirc._utils.text import quoted
@@ -51,9 +51,9 @@ def numbered_by(val: Any, names: Sequence[str]) -> Any:
 
 def class_names_in(source: Any) -> list[str]:
     """The names of the classes of a dataset, or of that in a loader or subset; none where they are not known."""
-    while not hasattr(source, "classes") and hasattr(source, "dataset"):
+    while not hasattr(source, "classes") and isinstance(source, DataLoader | Subset):  # others may renumber
         source = source.dataset
-    found = getattr(source, "classes", ())
+    found = () if getattr(source, "target_transform", None) else getattr(source, "classes", ())
     return list(found) if isinstance(found, list | tuple) and all(isinstance(name, str) for name in found) else []
 
 
