@@ -459,6 +459,8 @@ def test_settings_of_numpy_and_torch_become_plain_numbers():
     assert json.loads(json.dumps(dataclasses.asdict(given))) == json.loads(json.dumps(dataclasses.asdict(plain)))
     assert given.test()(Image.new("RGB", (80, 70))).shape == (3, 32, 32)
     assert Preprocess(resize=[72, 64], mean=[0.485, 0.456, 0.406]) == Preprocess(resize=(72, 64))
+    # The fingerprint of a set contains the settings as they were given: a store made with whole numbers stays valid.
+    assert "Normalize(mean=[0, 0, 0], std=[1, 1, 1]" in repr(Preprocess(mean=(0, 0, 0), std=[1, 1, 1]).test())
 
 
 @pytest.mark.parametrize("classes", ["classes.txt", 3])

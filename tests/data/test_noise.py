@@ -186,4 +186,10 @@ def test_a_folder_of_other_things_is_never_touched(tmp_path):
     (tmp_path / "odd" / "noise.json").write_text("[1]", encoding="utf-8")
     with pytest.raises(StoreError, match=r"noise\.json' cannot be trusted: it must hold a JSON object"):
         write_noise(tmp_path / "odd", 2, 0)
+    for count in ("many", None):
+        (tmp_path / "odd" / "noise.json").write_text(
+            json.dumps({"seed": 0, "size": 256, "count": count}), encoding="utf-8"
+        )
+        with pytest.raises(StoreError, match=f"holds other noise: count is {count}, got 2"):
+            write_noise(tmp_path / "odd", 2, 0)
     assert [entry.name for entry in tmp_path.iterdir() if entry.is_file()] == ["thesis.tex"]

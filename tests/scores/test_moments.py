@@ -286,3 +286,9 @@ def test_the_mean_square_is_the_trace_of_the_second_moment():
     assert m.mean_square(origin) == pytest.approx(float((rows - origin).square().sum(1).mean()), rel=1e-12)
     with pytest.raises(ValueError, match="second moments were not kept"):
         Moments(second=False).update(rows).mean_square(origin)
+
+
+def test_a_reservoir_holds_only_the_rows_that_it_keeps():
+    few, empty = Reservoir(10).update(torch.arange(0, 100, 2), {}), Reservoir(10)
+    assert few.holds(torch.arange(100)).nonzero()[:, 0].tolist() == sorted(few.rows()[0].tolist())
+    assert not empty.holds(torch.arange(100)).any()

@@ -104,9 +104,10 @@ def _claim(folder: Path, made: dict[str, int], overwrite: bool) -> None:
     meta, name = folder / _META, printable(folder)
     if meta.is_file():
         there = read_json(meta)
+        count = there.setdefault("count", made["count"])
         # A larger count only adds images; a smaller one would leave some over.
-        count = min(made["count"], there.setdefault("count", made["count"]))
-        differing = differences(there, {**made, "count": count})
+        larger = isinstance(count, int) and count <= made["count"]
+        differing = differences(there, {**made, "count": count} if larger else made)
         if differing and not overwrite:
             raise StoreError(
                 f"'{name}' holds other noise: {differing}. Use those, choose another folder, or pass `overwrite=True`."

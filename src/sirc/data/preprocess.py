@@ -47,7 +47,7 @@ class Preprocess:
             plain["resize"] = _checked_side("resize", self.resize)
         check_choice("interpolation", self.interpolation, get_args(Interpolation))
         for name, values in (("mean", self.mean), ("std", self.std)):
-            numbers = tuple(check_number(name, value) for value in values) if iterates(values) else ()
+            numbers = tuple(_checked_number(name, value) for value in values) if iterates(values) else ()
             if len(numbers) != 3 or not all(map(math.isfinite, numbers)) or (name == "std" and min(numbers) <= 0):
                 kind = "three numbers above 0" if name == "std" else "three finite numbers"
                 raise ValueError(f"`{name}` must be {kind}, one for each colour; got {quoted(values)}.")
@@ -101,6 +101,11 @@ def _checked_side(name: str, side: int | None) -> int | None:
     if (number := check_positive(name, side)) > _LONGEST:
         raise ValueError(f"`{name}` must be at most {_LONGEST:,} pixels a side; got {number}.")
     return number
+
+
+def _checked_number(name: str, value: float) -> float:
+    number = check_number(name, value)
+    return value if type(value) is int else number  # 0 stays 0, as the fingerprints of existing stores spell it
 
 
 def _resize(size: int | tuple[int, int] | None, interpolation: Interpolation) -> Any:
