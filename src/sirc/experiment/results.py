@@ -184,8 +184,8 @@ def read_results(path: PathLike) -> pd.DataFrame:
         return table.assign(**names, seed=table["seed"].astype(int), **numbers)
     except ValueError as error:
         raise ValueError(
-            f"'{path}' must be a CSV table with the columns {', '.join(SCHEMA)}; {error}. Make it with `sirc run` or "
-            "`sirc evaluate`."
+            f"'{path}' must be a CSV table with the columns {', '.join(SCHEMA)}; {str(error).strip()}. Make it with "
+            "`sirc run` or `sirc evaluate`."
         ) from error
 
 
