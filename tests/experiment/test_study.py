@@ -238,6 +238,10 @@ def test_a_folder_without_stored_outputs_has_no_page(tmp_path, monkeypatch, comm
     assert "there is no folder 'nowhere'" in err
     assert "sirc run EXPERIMENT.toml" in err
     assert not Path("nowhere").exists()
+    Path("mine.toml").touch()
+    code, _, err = command("calibrate", "mine.toml")
+    assert code == 1
+    assert "'mine.toml' is a file; name the folder that `sirc run` made, such as runs/mine" in err
 
 
 @pytest.fixture
