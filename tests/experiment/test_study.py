@@ -238,6 +238,10 @@ def test_a_folder_without_stored_outputs_has_no_page(tmp_path, monkeypatch, comm
     assert "there is no folder 'nowhere'" in err
     assert "sirc run EXPERIMENT.toml" in err
     assert not Path("nowhere").exists()
+    Path("mine.toml").touch()
+    code, _, err = command("calibrate", "mine.toml")
+    assert code == 1
+    assert "'mine.toml' is a file; name the folder that `sirc run` made, such as runs/mine" in err
 
 
 @pytest.fixture
@@ -408,8 +412,17 @@ def test_by_default_scod_is_evaluated_with_what_the_arrays_allow(arrays, command
     [
         (["--id", "none.npz"], 1, "there is no file or store 'none.npz'"),
         (["--id", "near.npz", "--ood", "far=far.npz"], 1, "labels"),
-        (["--id", "test.npz", "--ood", "far"], 2, "`--ood` must be NAME=VALUE; got 'far'"),
+        (
+            ["--id", "test.npz", "--ood", "far"],
+            2,
+            "`--ood` must be NAME=PATH, a name of your choice",
+        ),
         (["--id", "test.npz", "--ood", "a=far.npz", "--ood", "a=near.npz"], 2, "each name once"),
+        (["--id", "test.npz", "--group", "Close"], 2, "`--group` must be NAME=SET,SET"),
+        (["--id", "test.npz", "--ood", "a=test.npz"], 2, "`--id` names the same file"),
+        (["--train", "train.npz", "--id", "test.npz", "--ood", "a=train.npz"], 2, "`--train` names the same file"),
+        (["--train", "test.npz", "--id", "test.npz"], 2, "`--id` must be other outputs than `--train`"),
+        (["--id", "test.npz", "--out", "no.txt"], 2, "`--out` must be a folder"),
         (["--id", "test.npz", "--score", "mps"], 1, "msp"),
         (["--id", "test.npz", "--score", "vim"], 1, "vim"),
         (["--id", "test.npz", "--crossfit", "often"], 2, "`--crossfit` must be auto or a whole number"),
@@ -437,6 +450,9 @@ def test_wrong_shapes_are_answered_in_words(arrays, command):
     assert code == 1
     assert "3" in err
     assert "4" in err
+    code, _, err = command("evaluate", "--id", "test.npz", "--ood", "x=narrow.npz", "--score", "msp")
+    assert code == 1
+    assert "OOD set 'x' must have the logits of the network that made `--id`: 4 columns; got 3" in err
 
 
 def test_the_head_is_found_in_any_of_its_places(arrays):

@@ -169,7 +169,7 @@ def test_reset_forgets():
         (([1.0, 2], [1]), "`correct` must have as many rows as `confidence`; got 1 and 2"),
         (([1.0, 2], [1, 0], [1]), "`is_ood` must have as many rows as `confidence`; got 1 and 2"),
         (([1.0, 2], [1, 2]), "`correct` must hold True and False, or 1 and 0; got torch.int64 with other values"),
-        (([1.0, 2], [1, 0], [0.5, 0]), "`is_ood` must hold True and False"),
+        (([1.0, 2], [1, 0], [0.5, 0]), "`is_ood` must hold True and False, .*. Confidences come before it"),
         (([1.0, float("nan")], [1, 0]), "`confidence` must not hold NaN.*got 1 of 2, the first at index 1"),
         (([[1.0, 2]], [1]), "`confidence` must be 1-D"),
         (([1.0, 2], [[1], [0]]), r"`correct` must be 1-D.*got shape \(2, 1\)"),

@@ -63,6 +63,13 @@ def test_a_new_score_is_known_everywhere(toy, sets, tmp_path):
     assert entry["colour"] == method_look(toy).colour
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_new_score_of_half_precision_logits_is_not_rounded_to_them(toy, sets, dtype):
+    half = sets["test"].to(dtype=dtype)
+    scorer = sirc.Scorer([toy])
+    assert torch.equal(scorer(half)[toy], scorer(half.to(dtype=torch.float32))[toy])
+
+
 def test_a_new_score_is_known_to_the_commands(toy, sets, tmp_path, command):
     for name, outputs in sets.items():
         outputs.save(tmp_path / f"{name}.npz")

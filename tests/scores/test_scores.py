@@ -11,6 +11,7 @@ from sirc import functional
 from sirc.scores import Needs, blocks, registry
 from sirc.scores import evaluator as evaluator_module
 from sirc.scores import row_sums as row_sums_module
+from sirc.scores.blocks import working_dtype
 from sirc.scores.formulas import softmax as softmax_module
 from support import reference, reference_features, reference_logits
 
@@ -191,11 +192,13 @@ def test_blocks_of_rows_do_not_show(spec, fresh, one, monkeypatch):
 
 def test_scores_of_the_logits_leave_the_features_alone(fresh, monkeypatch):
     """Half-precision features would be widened, block by block, for nothing."""
-    outputs = sirc.Outputs(*fresh).to(dtype=torch.float16)
+    logits, features = (torch.as_tensor(x) for x in fresh)
+    outputs = sirc.Outputs(logits.half(), features.bfloat16())
     expected = sirc.Scorer(["gen", "tempered_msp"])(outputs)
 
     def asked(dtype):
-        raise AssertionError(f"features of {dtype} were read")
+        assert dtype != torch.bfloat16, "features were read"
+        return working_dtype(dtype)
 
     monkeypatch.setattr(evaluator_module, "working_dtype", asked)
     specs = [sirc.scores.parse(name) for name in expected]

@@ -255,7 +255,11 @@ def unlike(classes=K, features=L, rows=20, labelled=True):
         (BAYES, {"val": []}, "`val` must hold at least one row; got none"),
         (BAYES, {"val": VAL, "ood": {"far": OOD[:0]}}, r"`ood\['far'\]` must hold at least one row; got none"),
         (BAYES, {"val": VAL, "unlabelled": iter(())}, "`unlabelled` must hold at least one row; got none"),
-        (BAYES, {"val": "val.npz"}, "`val` must be an `Outputs`, an `OutputStore` or an iterable of batches; got str"),
+        (
+            BAYES,
+            {"val": "val.npz"},
+            "`val` must be an `Outputs`, an `OutputStore` or an iterable of .*; got str. .* `sirc.extract",
+        ),
         (BAYES, {"val": 3}, "`val` must be an `Outputs`, .* got int"),
         (BAYES, {"val": VAL.logits}, "each batch of `val` must be an `Outputs`, .* got a tensor. Wrap whole arrays"),
         (BAYES, {"val": VAL, "ood": {"far": 3}}, r"`ood\['far'\]` must be an `Outputs`, .* got int"),

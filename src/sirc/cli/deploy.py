@@ -109,6 +109,9 @@ def guard(
     from sirc.deploy import guard as make
 
     _refuse_plain_risk(plain, risk)
+    for data in filter(None, (train, val)):
+        if str(data).startswith(("timm:", "torchvision:")):
+            raise ConfigError(f"the model comes first: `sirc guard MODEL TRAIN VAL`; got {quoted(str(data))} after it.")
     for file in filter(None, (out, report)):
         refuse_existing(file, overwrite)
     names = None if classes is None else class_names(Source("folder", str(train), classes=str(classes)), Path())

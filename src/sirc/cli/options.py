@@ -86,13 +86,15 @@ def names_of_option(parameter: str, info: OptionInfo) -> list[str]:
     return names.split("/") if names else [f"--{parameter.rstrip('_').replace('_', '-')}"]
 
 
-def named_pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:
-    """Read the NAME=VALUE of an option that may be repeated."""
+def named_pairs(option: str, texts: list[str] | None, form: str = "NAME=PATH") -> list[tuple[str, str]]:
+    """Read the NAME=… of an option that may be repeated."""
     pairs = []
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not (name and equals and value):
-            raise ConfigError(f"`{option}` must be NAME=VALUE; got {quoted(text)}.")
+            raise ConfigError(
+                f"`{option}` must be {form}, a name of your choice and an equals sign first; got {quoted(text)}."
+            )
         pairs.append((name, value))
     if len(dict(pairs)) < len(pairs):
         raise ConfigError(f"`{option}` must have each name once; got {', '.join(name for name, _ in pairs)}.")

@@ -167,12 +167,14 @@ def evaluate(
         without = "nothing is fitted without `--train TRAIN.npz`; give that too"
         refuse_unused(without, val=val, head=head, crossfit=crossfit, on_unfit=on_unfit)
     unfit = unfit_of(on_unfit, spec)
-    if val is not None and val.exists() and id_.exists() and val.samefile(id_):
+    if val is not None and _same_file(val, id_):
         raise ConfigError(f"`--val` must be other outputs than `--id`, as scores are tuned on it; both are '{val}'.")
+    sets = dict(named_pairs("--ood", ood))
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"`--out` must be a folder, for the results, tables, page and figures; '{out}' is a file.")
     for target in TARGETS:
         refuse_existing(out / target, overwrite)
-    sets = dict(named_pairs("--ood", ood))
-    groups = {key: value.split(",") for key, value in named_pairs("--group", group)}
+    groups = {key: value.split(",") for key, value in named_pairs("--group", group, "NAME=SET,SET")}
     progress = reporting(quiet)
     if arrays.has_confidences(id_):
         if train is not None or spill is not None or (spec and len(spec) > 1):
@@ -181,6 +183,7 @@ def evaluate(
             id_, sets, score=spec[0] if spec else "confidence", groups=groups or None, model=name
         )
     else:
+        _refuse_shared_files(id_, train, sets)
         test, outside = arrays.load_outputs(id_), {key: arrays.load_outputs(path) for key, path in sets.items()}
         with on_device(device or "auto", quiet) if spill else nullcontext((None, progress)) as (where, progress):
             scorer = arrays.fit_arrays(
@@ -326,6 +329,24 @@ def report(
     result(str(page))
     if open_:
         open_page(page)
+
+
+def _refuse_shared_files(id_: Path, train: Path | None, ood: dict[str, str]) -> None:
+    """Refuse one file in two roles, which would give figures that mean nothing."""
+    for key, path in ood.items():
+        for option, other in (("--id", id_), ("--train", train)):
+            if other is not None and _same_file(Path(path), other):
+                raise ConfigError(
+                    f"`--ood {key}={path}` must be inputs of no known class; `{option}` names the same file."
+                )
+    if train is not None and _same_file(train, id_):
+        raise ConfigError(
+            f"`--id` must be other outputs than `--train`, as scores know the rows they learnt from; both are '{id_}'."
+        )
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
 
 
 def _note_scores(fitted: Sequence[str], named: Sequence[str] | None, val: Path | None, progress: Progress) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sirc._utils.checks import check_at_least, check_positive
-from sirc._utils.text import quoted
+from sirc._utils.text import quoted, shorten
 from sirc.data.reading import READ_ERRORS
 from sirc.errors import ImageError
 
@@ -99,8 +99,9 @@ class ImageSet(ABC, Dataset[object]):
         number = {name: index for index, name in enumerate(classes)}
         if unknown := [name for name in self.classes if name not in number]:
             raise ValueError(
-                f"the classes of '{self.name}' must be among those of the training images; {quoted(unknown[0])} is not "
-                f"({len(unknown)} are not). Remove them, or train on them."
+                f"the classes of '{self.name}' must be among those of the training images, "
+                f"{shorten(', '.join(classes))}; {quoted(unknown[0])} is not ({len(unknown)} are not). Remove them, or "
+                "train on them; or is one of the two not the folder that holds the folders of classes?"
             )
         renumbered = torch.tensor([number[name] for name in self.classes])
         return self._copy(labels=renumbered[self.labels], classes=tuple(classes))

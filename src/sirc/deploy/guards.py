@@ -463,13 +463,17 @@ def _premise_remark(scorer: Scorer, score: str, rows: Outputs) -> str:
         return ""
     verdicts = check_assumptions(Scorer(specs, scorer.parameters), rows).verdicts
     alike: dict[str, list[str]] = {}
-    reasons: dict[str, str] = {}  # the first of each kind of verdict
+    reasons: dict[str, tuple[str, str]] = {}  # the first of each kind of verdict, and the score that it is about
     for s2, verdict in verdicts.items():
         kind, _, why = verdict.partition(": ")
         first = re.split(r"; (?![^(]*\))", why)[0]
         alike.setdefault(kind, []).append(f"`{s2}`")
-        reasons.setdefault(kind, f", as {first}" if first else "")
-    parts = [f"{kind} for {listed(s2)}{reasons[kind]}" for kind, s2 in alike.items()]
+        reasons.setdefault(kind, (f"`{s2}`", first))
+    parts = []
+    for kind, names in alike.items():
+        about, why = reasons[kind]
+        reason = f"{about}: {why}" if why and len(names) > 1 else why
+        parts.append(f"{kind} for {listed(names)}" + (f" ({reason})" if reason else ""))
     return f"Premise, that features do not speak against what it gets right: {'; '.join(parts)}."
 
 

@@ -25,6 +25,7 @@ from sirc.evaluation.inputs import (
     ConfidenceArrays,
     OodSets,
     as_names,
+    check_classes,
     check_set,
     group_sizes,
     id_confidences,
@@ -110,6 +111,7 @@ def evaluate(
             f"`device` is for stores that are spilled; got {device} without `spill`. Pass `spill=` too, or outputs on "
             "the device"
         )
+    check_classes(test, ood)
     settings = Settings(alpha=alpha, beta=beta, groups=groups, pool=pool, recall=recall)
     if spill is not None:
         return SpilledEvaluation(scorer, test, ood, spill, scores, device=device, progress=progress, **settings)

@@ -132,6 +132,18 @@ def ood_confidences(
     return confidences
 
 
+def check_classes(test: AnyOutputs | None, ood: OodSets | None) -> None:
+    """Refuse OOD outputs of another network: scores that need no fit would rank them all the same."""
+    if not isinstance(test, Outputs | OutputStore):
+        return
+    for name, data in as_sets(ood).items():
+        if isinstance(data, Outputs | OutputStore) and data.num_classes != test.num_classes:
+            raise ValueError(
+                f"OOD set {quoted(name)} must have the logits of the network that made `test`: {test.num_classes} "
+                f"columns; got {data.num_classes}. Run the same network over both"
+            )
+
+
 def check_set(name: str, by_score: Mapping[str, ArrayLike], scores: Sequence[str]) -> dict[str, Tensor]:
     """A copy of the confidences of one OOD set, the same samples for each score."""
     if not isinstance(by_score, Mapping) or not set(scores) <= set(by_score):

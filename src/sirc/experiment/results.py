@@ -134,6 +134,10 @@ def load_experiment(folder: PathLike) -> Experiment:
     path = Path(os.path.abspath(folder))
     if not os.path.isfile(path / FILE):  # unlike `Path.is_file`, it takes names of any length
         if not os.path.isdir(path):
+            if os.path.isfile(path):
+                raise NotADirectoryError(
+                    f"'{folder}' is a file; name the folder that `sirc run` made, such as runs/{path.stem}."
+                )
             raise FileNotFoundError(f"there is no folder '{folder}'. Make a study with `sirc run EXPERIMENT.toml`.")
         there = f" Its page is there already: '{path / 'report.html'}'." if (path / "report.html").is_file() else ""
         raise FileNotFoundError(
@@ -184,8 +188,8 @@ def read_results(path: PathLike) -> pd.DataFrame:
         return table.assign(**names, seed=table["seed"].astype(int), **numbers)
     except ValueError as error:
         raise ValueError(
-            f"'{path}' must be a CSV table with the columns {', '.join(SCHEMA)}; {error}. Make it with `sirc run` or "
-            "`sirc evaluate`."
+            f"'{path}' must be a CSV table with the columns {', '.join(SCHEMA)}; {str(error).strip()}. Make it with "
+            "`sirc run` or `sirc evaluate`."
         ) from error
 
 

@@ -49,7 +49,8 @@ def as_flags(name: str, value: ArrayLike, scores: Tensor) -> Tensor:
     """One True or False (or 1 or 0) for each score."""
     flags = _one_each(name, value, "confidence", scores)
     if flags.dtype != torch.bool and not bool(((flags == 0) | (flags == 1)).all()):
-        raise ValueError(f"`{name}` must hold True and False, or 1 and 0; got {flags.dtype} with other values")
+        hint = ". Confidences come before it" if flags.is_floating_point() else ""
+        raise ValueError(f"`{name}` must hold True and False, or 1 and 0; got {flags.dtype} with other values{hint}")
     return flags.bool()
 
 

@@ -1,4 +1,4 @@
-"""Helpers of formulas: blocks of rows, the working type of features, constants of a traced graph."""
+"""Helpers of formulas: blocks of rows, the working type of formulas, constants of a traced graph."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ def unit(rows: Tensor) -> Tensor:
     return rows / torch.where(length < torch.inf, length.clamp_min(1e-12), torch.nan)
 
 
-def working_dtype(features: torch.dtype) -> torch.dtype:
-    """The working type of features, in which they are projected: float64 stays, all others become float32."""
-    return torch.float64 if features == torch.float64 else torch.float32
+def working_dtype(given: torch.dtype) -> torch.dtype:
+    """The working type, in which formulas receive logits and features: float64 stays, all others become float32."""
+    return torch.float64 if given == torch.float64 else torch.float32

@@ -178,7 +178,8 @@ class Evaluator:
                 inputs.append(features)
             elif need == "logits":
                 assert self._logits is not None
-                inputs.append(self._logits if rows is None else self._logits[rows])
+                logits = self._logits if rows is None else self._logits[rows]
+                inputs.append(logits.to(working_dtype(logits.dtype)))
             else:
                 column = self.softmax if need == "softmax" else self.value(Spec(need))
                 inputs.append(column if rows is None else column[rows])

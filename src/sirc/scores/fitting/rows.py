@@ -32,7 +32,8 @@ def indexed_batches(train: OutputsLike, name: str = "train") -> Iterator[tuple[T
     else:
         raise ValueError(
             f"`{name}` must be an `Outputs`, an `OutputStore` or an iterable of batches; got "
-            f"{type(train).__name__}. Wrap whole arrays: `sirc.Outputs(logits, features, labels)`"
+            f"{type(train).__name__}. Wrap whole arrays: `sirc.Outputs(logits, features, labels)`; of a dataset, "
+            "`sirc.extract(model, data)` makes them"
         )
     start = 0
     for batch in batches:
