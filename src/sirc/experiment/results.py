@@ -133,11 +133,11 @@ def load_experiment(folder: PathLike) -> Experiment:
     """Read the configuration in a study's folder; results are looked for in that folder, even if it was moved."""
     path = Path(os.path.abspath(folder))
     if not os.path.isfile(path / FILE):  # unlike `Path.is_file`, it takes names of any length
+        if os.path.isfile(path):
+            raise FileNotFoundError(
+                f"'{folder}' is a file; name the folder that `sirc run` made, such as runs/{path.stem}."
+            )
         if not os.path.isdir(path):
-            if os.path.isfile(path):
-                raise NotADirectoryError(
-                    f"'{folder}' is a file; name the folder that `sirc run` made, such as runs/{path.stem}."
-                )
             raise FileNotFoundError(f"there is no folder '{folder}'. Make a study with `sirc run EXPERIMENT.toml`.")
         there = f" Its page is there already: '{path / 'report.html'}'." if (path / "report.html").is_file() else ""
         raise FileNotFoundError(
