@@ -84,7 +84,7 @@ def test_five_lines_say_what_it_did_promises_and_cannot(made):
     assert lines[2].endswith("at least 95% of future ID✓ inputs are accepted.")
     assert re.match(r"Premise, .*: (holds|open|does not hold) for `\w+`", lines[3])
     assert all(f"`{s2}`" in lines[3] for s2 in ("residual", "vim", "mahalanobis", "mahalanobis_pp", "knn", "l1"))
-    assert lines[4].startswith("Cannot promise: how much OOD input it rejects, as it has seen none")
+    assert lines[4].startswith("Cannot promise: how much OOD input it rejects, as its calibration saw none")
     assert repr(made).startswith("SelectiveClassifier(")
 
 
@@ -97,7 +97,7 @@ def test_another_threshold_has_other_words(made):
     assert "at most 20% of the accepted ID inputs are errors" in promise
     assert "how many errors" not in cannot
     other.calibrate(VAL, ood=[torch.randn(50, 6)], alpha=0.5, beta=0.5, recall=0.9)
-    assert "as it has seen only some" in str(other)
+    assert "as its calibration saw only some" in str(other)
     assert str(other.set_threshold(1)).splitlines()[1:3] == [
         "It accepts confidences of at least 1.",
         "Promise: None: the threshold was given",
@@ -217,7 +217,7 @@ def test_the_page_has_the_promise_and_says_what_is_not_known(made, tmp_path):
     page = sirc.load_guard(tmp_path / "guard.safetensors", trained()).report(tmp_path / "page.html")
     text = page.read_text(encoding="utf-8")
     assert "at least 95% of future ID\\u2713 inputs are accepted." in text
-    assert "how much OOD input it rejects, as it has seen none" in text
+    assert "how much OOD input it rejects, as its calibration saw none" in text
     assert '"sets":[]' in text
     far = 9 * torch.randn(50, 6, generator=torch.Generator().manual_seed(2))
     ood = made.report(tmp_path / "ood.html", ood={"far": [far]}).read_text(encoding="utf-8")

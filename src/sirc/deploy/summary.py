@@ -29,8 +29,8 @@ def summary(guard: SelectiveClassifier) -> str:
         accepts,
         f"Promise: {promise[:1].upper()}{promise[1:]}",
         *guard.remarks,
-        f"Cannot promise: how much OOD input it rejects, as it has seen {seen}; {errors}and anything about inputs "
-        "unlike the validation rows. `sirc.monitor` watches for those.",
+        f"Cannot promise: how much OOD input it rejects, as its calibration saw {seen}; {errors}and anything about "
+        "inputs unlike the validation rows. `sirc.monitor` watches for those.",
     ]
     return "\n".join(map(printable, lines))  # the names of classes may hold anything
 
