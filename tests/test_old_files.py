@@ -57,7 +57,8 @@ def times(run):
 def assert_same(found, expected):
     assert {**found}.keys() == expected.keys()
     for name, values in found.items():
-        torch.testing.assert_close(values, torch.tensor(expected[name], dtype=torch.float64), rtol=1e-11, atol=1e-12)
+        # The rows are float32, whose products have other last digits on another processor.
+        torch.testing.assert_close(values, torch.tensor(expected[name], dtype=torch.float64), rtol=1e-5, atol=1e-6)
 
 
 def test_outputs_and_stores_hold_the_same_rows():
