@@ -1,4 +1,4 @@
-"""Fixtures that several rooms share: commands, the browser, a finished study."""
+"""Fixtures that several packages share: commands, the browser, a finished study."""
 
 import gc
 import io

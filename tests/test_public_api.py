@@ -39,7 +39,7 @@ def test_type_checkers_see_what_is_imported_on_first_use():
     )
     imported = {(node.module, alias.name) for node in block.body for alias in node.names}
     modules = {("sirc", name) for name in ("data", "metrics", "models", "progress")}
-    names = {(room, name) for room, names in sirc._ROOMS.items() for name in names}
+    names = {(package, name) for package, names in sirc._PACKAGES.items() for name in names}
     assert imported == modules | names
     assert sorted(name for _, name in imported) == sorted(sirc.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):

@@ -60,7 +60,7 @@ __all__ = [
     "threshold",
 ]
 
-_ROOMS = {
+_PACKAGES = {
     "sirc._utils": ("distributed",),
     "sirc.deploy": ("Decision", "SelectiveClassifier", "guard", "load_guard", "monitor", "threshold"),
     "sirc.errors": ("DataWarning", "NotFittedError", "StoreError"),
@@ -75,11 +75,11 @@ _ROOMS = {
 
 
 def __getattr__(name: str) -> object:
-    room = next((room for room, names in _ROOMS.items() if name in names), "sirc")
-    if room != "sirc" and hasattr(module := importlib.import_module(room), name):
+    package = next((package for package, names in _PACKAGES.items() if name in names), "sirc")
+    if package != "sirc" and hasattr(module := importlib.import_module(package), name):
         value: object = getattr(module, name)
-    elif not name.startswith("_") and importlib.util.find_spec(f"{room}.{name}"):
-        value = importlib.import_module(f"{room}.{name}")  # `sirc.experiment.Experiment` needs no import but `sirc`
+    elif not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}"):
+        value = importlib.import_module(f"{package}.{name}")  # `sirc.experiment.Experiment` needs no import but `sirc`
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value  # not looked for again

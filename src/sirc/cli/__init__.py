@@ -1,8 +1,8 @@
 """The command line: results on stdout, progress on stderr, exit code 0, 1 (failed) or 2 (called wrongly).
 
-To add a command, write a function with its options and an example in a module of this room, and name it in `COMMANDS`,
-under the heading that `sirc --help` shows it below.
-Modules import typer and nothing heavy: a function imports what it computes with, so that `--help` answers at once.
+To add a command, write a function with its options and an example in a module of this package, and name it in
+`COMMANDS`, under its heading in `sirc --help`. Modules import typer and nothing heavy: a function imports what it
+computes with, so that `--help` answers at once.
 """
 
 from __future__ import annotations

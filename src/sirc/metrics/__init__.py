@@ -1,6 +1,6 @@
 """Metrics of selective classification with OOD data: one sort, every α and β, one registry.
 
-The statistics of their error bars are here too, and the binomial limits that other rooms use.
+The statistics of their error bars are here too, and the binomial limits that other packages use.
 
 Example:
     >>> from sirc import metrics

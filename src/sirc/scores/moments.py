@@ -287,15 +287,18 @@ class Reservoir:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the parameters of a score are solved from: moments of training rows, a bank of them, the head, `val`."""
+    """What the `solve` of a score receives: at least what the score's `evidence` names."""
 
     moments: Moments = field(default_factory=Moments)
+    """The moments of the training features."""
     bank: Tensor | None = None
+    """Random rows of training features."""
     head: Head | None = None
+    """The last layer, where one was given."""
     resolution: float = 1e-6
     """The smallest difference, relative to the size of the features, that is more than rounding error."""
     unit: Moments = field(default_factory=Moments)
-    """The moments of the same rows scaled to unit length."""
+    """The moments of the same features, each row scaled to unit length."""
     val: Outputs | None = None
     """Labelled ID rows that the network was not trained on."""
 

@@ -50,8 +50,9 @@ class Score:
     """Scores of one family share a colour in figures."""
     solve: Callable[..., dict[str, Tensor]] | None = None
     evidence: frozenset[str] = frozenset()
-    """What `solve` reads of the training data: mean, second moments or per-class sums, of features or unit features; a
-    bank of rows that each row is compared with; or a sample of rows."""
+    """What `solve` reads of the training data. `mean`, `second` (second moments) and `by_class` (sums of each class)
+    are in `evidence.moments`; `unit` and `unit_by_class`, the same of unit features, in `evidence.unit`; `bank` (rows
+    to search) and `sample` (rows to look at) in `evidence.bank`."""
     head: bool = False
     val: bool = False
     """Whether `solve` reads labelled ID validation rows, `evidence.val`."""

@@ -1,4 +1,4 @@
-"""The house: layers hold, rooms are entered by the front door, and each says what it is for."""
+"""The packages: layers hold, imports go through `__init__`, and each package says what it is for."""
 
 import ast
 from functools import cache
@@ -11,7 +11,7 @@ from importlinter.configuration import configure
 import sirc
 
 SOURCE = Path(sirc.__file__).parent
-ROOMS = sorted(path.parent for path in SOURCE.glob("*/__init__.py"))
+PACKAGES = sorted(path.parent for path in SOURCE.glob("*/__init__.py"))
 TOOLBOXES = ("_utils", "errors", "progress")  # of small modules, each imported by itself
 
 
@@ -33,20 +33,20 @@ def imports(path):
                 yield node.module, alias.name
 
 
-def test_a_room_imports_only_from_layers_below(capsys):
+def test_a_package_imports_only_from_layers_below(capsys):
     configure()
     kept = lint_imports(config_filename=str(SOURCE.parents[1] / "pyproject.toml"), cache_dir=None)
     assert kept, capsys.readouterr().out
 
 
-def test_other_rooms_come_in_by_the_front_door():
-    """A name of another room is imported from a package, and is in its `__all__`."""
+def test_other_packages_import_only_what_a_package_exports():
+    """A name is imported from the package itself, which lists it in `__all__`."""
     passed_by = []
     for path in SOURCE.rglob("*.py"):
-        room = module_name(path).split(".")[1:2]
+        here = module_name(path).split(".")[1:2]
         for module, name in imports(path):
             parts = module.split(".")
-            if parts[1:2] == room or parts[1] in TOOLBOXES or path.parent == SOURCE:
+            if parts[1:2] == here or parts[1] in TOOLBOXES or path.parent == SOURCE:
                 continue
             package = SOURCE.joinpath(*parts[1:], "__init__.py")
             if not package.exists() or name not in exported(package):
@@ -54,16 +54,16 @@ def test_other_rooms_come_in_by_the_front_door():
     assert not passed_by, "\n".join(passed_by)
 
 
-def test_nothing_but_the_version_is_taken_from_the_front_door():
-    """`import sirc` would let a room reach every other one past the layers."""
-    allowed, taken = {"__version__", *TOOLBOXES, *(room.name for room in ROOMS)}, []
+def test_nothing_but_the_version_is_imported_from_sirc_itself():
+    """`import sirc` would let a package reach every other one past the layers."""
+    allowed, taken = {"__version__", *TOOLBOXES, *(package.name for package in PACKAGES)}, []
     for path in SOURCE.rglob("*.py"):
         for node in nodes(path):
             names = []
             if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "sirc":
                 names = {node.attr} - {"__version__"}
             elif isinstance(node, ast.ImportFrom) and node.module == "sirc":
-                names = {alias.name for alias in node.names} - allowed  # the layers know of rooms imported so
+                names = {alias.name for alias in node.names} - allowed  # the layers know of packages imported so
             elif isinstance(node, ast.Import):
                 names = [a.name for a in node.names if a.name.startswith("sirc.") or (a.name == "sirc" and a.asname)]
             taken += [f"{module_name(path)}:{node.lineno}: {name}" for name in names]
@@ -92,11 +92,11 @@ def test_text_files_are_read_and_written_as_utf_8_whatever_the_locale():
     assert not without, "\n".join(without)
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_a_room_says_what_it_is_for(room):
-    words = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8"))) or ""
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_a_package_says_what_it_is_for(package):
+    words = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
     assert 5 <= len(words.partition("\n")[0].split()) <= 25
 
 
-def test_only_the_front_door_is_at_the_root():
+def test_only_four_modules_are_beside_the_packages():
     assert {path.name for path in SOURCE.glob("*.py")} == {"__init__.py", "__main__.py", "errors.py", "progress.py"}
