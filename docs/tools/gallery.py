@@ -99,7 +99,7 @@ figures.plane_grid({"A network": planes(0), "Another": planes(1)})""",
         'figures.sample_images({"Letters": Glyphs("letters", count=40), "Noise": Noise(40, size=64)})',
     ),
     "table": (
-        "The table of a paper: the best figure of each column is bold, second and third are underlined.",
+        "The table of a paper: the best value of each column is bold, second and third are underlined.",
         """\
 results = pd.concat(ev.table.assign(model="A network", seed=seed) for seed, ev in enumerate(runs))
 table(results, spread=True)  # .text(), .markdown(), .html(), .latex(), .csv()""",

@@ -106,7 +106,7 @@ def test_the_best_weights_are_guarded_where_asked(fit, tmp_path):
     # What is best is set here: the weights of the first epoch.
     callback = GuardCallback(TRAIN, VAL, path=tmp_path / "guard.safetensors", best=True)
     falling = iter([0.9, 0.5])
-    callback.figures = lambda _: {"sirc/auroc/wrong": next(falling)}
+    callback.measure = lambda _: {"sirc/auroc/wrong": next(falling)}
     checkpoint = ModelCheckpoint(tmp_path, monitor="sirc/auroc/wrong", mode="max", save_top_k=-1, filename="{epoch}")
     _, module = fit(callback, checkpoint)
     first, last = (torch.load(tmp_path / f"epoch={i}.ckpt", weights_only=True)["state_dict"] for i in (0, 1))
@@ -144,8 +144,8 @@ def test_a_score_of_the_logits_needs_no_pass_over_the_training_data(fit, tmp_pat
     from sirc.deploy.lightning import GuardCallback
 
     callback = GuardCallback([], VAL, path=tmp_path / "guard.safetensors", score="msp")
-    figures = callback.figures(nn.Sequential(nn.Linear(6, 4)))
-    assert set(figures) == {"sirc/auroc/wrong", "sirc/aurr/wrong"}
+    measured = callback.measure(nn.Sequential(nn.Linear(6, 4)))
+    assert set(measured) == {"sirc/auroc/wrong", "sirc/aurr/wrong"}
 
 
 def test_what_would_fail_after_the_training_fails_before_it(fit, tmp_path):

@@ -195,7 +195,7 @@ def test_results_that_are_no_results_are_refused(seeds):
         table(sirc.evaluate({"msp": ([0.1, 0.2], [True, True])}).table)
     with pytest.raises(ValueError, match="at least one row"):
         table(seeds.iloc[:0])
-    with pytest.raises(ValueError, match="each figure once; 'msp', 'wrong', 'auroc' of model 'net' comes twice"):
+    with pytest.raises(ValueError, match="each value once; 'msp', 'wrong', 'auroc' of model 'net' comes twice"):
         table(seeds.assign(seed=0))
     with pytest.raises(ValueError, match="whose better direction is known; got 'fame'"):
         table(seeds.assign(metric="fame").drop_duplicates(["model", "seed", "score", "negative"]), metrics="fame")

@@ -421,7 +421,7 @@ def _hold_out(rows: KnownOutputs) -> tuple[Outputs, _Selection]:
     warn(
         f"`val` was not given: {int(chosen.sum()):,} of the {len(rows):,} rows of `train` set the threshold. The model "
         "was trained on them, and is surer of them than of new inputs: of those it will accept fewer than these "
-        "figures say, and nothing is promised. Pass labelled data that it was not trained on as `val`"
+        "numbers say, and nothing is promised. Pass labelled data that it was not trained on as `val`"
     )
     return Outputs.cat(list(_Selection(rows, held_out))), _Selection(rows, ~held_out)
 

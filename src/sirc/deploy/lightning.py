@@ -113,13 +113,13 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         if trainer.sanity_checking:
             return
         try:
-            figures = self.figures(pl_module)
+            values = self.measure(pl_module)
         except ValueError as error:
             warn(f"nothing is logged of `{self._score}` in this validation: {first_line(error)}")
             return
-        pl_module.log_dict(figures, sync_dist=trainer.world_size > 1)
+        pl_module.log_dict(values, sync_dist=trainer.world_size > 1)
 
-    def figures(self, model: nn.Module) -> dict[str, float]:
+    def measure(self, model: nn.Module) -> dict[str, float]:
         """The metrics of the network as it is now, by the name they are logged under."""
         network, features, head = unwrap(model), bool(reads_features([self._spec])), self._options.get("head")
         if features and not isinstance(head, Head):

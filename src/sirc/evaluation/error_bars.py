@@ -59,14 +59,14 @@ FEWEST = 5  # samples of a stratum
 EQUAL = 1e-6  # relative difference below which draws are equal: they have single precision
 _ROUNDING = 1e-13
 _UNSEEN = 3  # samples that may be of a kind of which none was seen: the rule of three
-# Numbers about the error of a figure: the columns of its `Spread`, then `fewest`, `least`, `most` and `at_recall`.
+# Numbers about the error of a result: the columns of its `Spread`, then `fewest`, `least`, `most` and `at_recall`.
 _ERRORS, _SHIFTS = 11, slice(1, 3)
 _FEW, _FAR = 12, 0.9  # error bars fall short for fewer negatives than this with an AUROC of this or more
 
 
 @final
 class Request:
-    """The figures that get error bars, at one α and β, and the method."""
+    """The results that get error bars, at one α and β, and the method."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ def _fewest(influences: Influences, metric: Metric, negative: str) -> int:
 def _spreads(
     asked: Request, own: dict[str, _ScoreInfluences], base: Mapping[str, _ScoreInfluences]
 ) -> dict[FigureKey, Floats]:
-    """By negative and metric, the numbers about the error of a figure, where there are enough samples."""
+    """By negative and metric, the numbers about the error of a result, where there are enough samples."""
     ev = asked.ev
     errors: dict[FigureKey, Floats] = {}
     metrics = _with_derivative()
@@ -316,7 +316,7 @@ def _spreads(
 
 
 def _drawn(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> Floats:
-    """Some rows' figures in each draw, (rows, draws)."""
+    """Some rows' values in each draw, (rows, draws)."""
     ev, wanted = asked.ev, frame.iloc[rows]
     scores, negatives = (list(dict.fromkeys(wanted[name])) for name in ("score", "negative"))
     sets = dict.fromkeys([*negatives, *(ev.ood if MEAN in negatives else ())])
@@ -336,19 +336,19 @@ def _drawn(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> 
     for score, negative, label in wanted[COLUMNS[:3]].itertuples(index=False):
         names = list(ev.ood) if negative == MEAN else [negative]
         drawn.append(torch.stack([samples[score, name, _metric(label).name] for name in names]).mean(0))
-    figures: Floats = torch.stack(drawn).numpy()
-    return figures
+    values: Floats = torch.stack(drawn).numpy()
+    return values
 
 
 def _drawn_id(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> Floats:
-    """Some rows' figures in each draw, for metrics of the ID data, (rows, draws)."""
+    """Some rows' values in each draw, for metrics of the ID data, (rows, draws)."""
     ev, wanted = asked.ev, frame.iloc[rows]
     metrics = [_metric(label) for label in dict.fromkeys(wanted["metric"])]
     draw = partial(bootstrap_id_metrics, metrics, recall=ev.recall, draws=asked.draws, seed=asked.seed)
     samples = {score: draw(ev.confidences[score], ev.correct) for score in ev.scores}
     drawn = [samples[s][_metric(label).name] for s, label in zip(wanted["score"], wanted["metric"], strict=True)]
-    figures: Floats = torch.stack(drawn).numpy()
-    return figures
+    values: Floats = torch.stack(drawn).numpy()
+    return values
 
 
 def _percentiles(samples: Floats, level: float) -> tuple[Floats, Floats]:

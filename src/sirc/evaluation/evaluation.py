@@ -122,7 +122,7 @@ def evaluate(
 
 @final
 class Evaluation(Tabulated):
-    """The confidences of several scores on ID and OOD data, and every figure that follows; `sirc.evaluate` makes it.
+    """The confidences of several scores on ID and OOD data, and every result that follows; `sirc.evaluate` makes it.
 
     Example:
         >>> import sirc

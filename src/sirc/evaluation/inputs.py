@@ -170,7 +170,7 @@ def check_set(name: str, by_score: Mapping[str, ArrayLike], scores: Sequence[str
 def check_groups(
     groups: Mapping[str, Sequence[str]], sets: Sequence[str], also_taken: Sequence[str] = ()
 ) -> dict[str, list[str]]:
-    """Groups of OOD sets; their names must differ from those of the sets, and both from names with a meaning."""
+    """Groups of OOD sets; their names must differ from those of the sets, and none may be a reserved name."""
     check_type("groups", groups, Mapping, "a dict of lists of OOD sets")
     for name in (*sets, *groups):
         if name in ("correct", WRONG, MEAN, POOLED, *also_taken):

@@ -36,7 +36,7 @@ class SpilledEvaluation(Tabulated):
     """The table, sweeps and curves of stores whose confidences are in a folder; `sirc.evaluate(…, spill=…)` makes it.
 
     The folder takes 8 bytes for each row and score, and a ranking 20 more for each of its rows while it is in use.
-    Delete the folder when you need no more figures. A curve holds a point for each row in memory.
+    Delete the folder when you need no more results. A curve holds a point for each row in memory.
     """
 
     def __init__(

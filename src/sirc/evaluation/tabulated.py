@@ -33,7 +33,7 @@ class Settings(TypedDict, total=False):
 
 
 class Tabulated(ABC):
-    """Scores on ID data and OOD sets, in memory or on disk, and the figures that follow from their rankings."""
+    """Scores on ID data and OOD sets, in memory or on disk, and the results that follow from their rankings."""
 
     def __init__(self, scores: Sequence[str], sets: Sequence[str], **settings: Unpack[Settings]) -> None:
         if ORACLE in scores:

@@ -21,7 +21,7 @@ from sirc.metrics.ranking import Negative, Ranking, equal_weights
 from sirc.metrics.registry import Metric
 
 Influences = dict[str, Tensor]
-"""By stratum, the influence of each of its samples on some figures, (figures, samples)."""
+"""By stratum, the influence of each of its samples on some statistics, (statistics, samples)."""
 
 _ROOM = 1 << 25  # influences of several scores held at a time
 _FAR = 1e9  # standard errors, beyond any range
@@ -101,7 +101,7 @@ def covariance(placed: Sequence[Placed], metric: Metric, negative: Negative, rec
 
 
 def mean_influences(parts: Sequence[Influences]) -> Influences:
-    """The influences on the means of figures."""
+    """The influences on the means of statistics."""
     total: Influences = {}
     for influences in parts:
         for stratum, values in influences.items():
@@ -112,11 +112,11 @@ def mean_influences(parts: Sequence[Influences]) -> Influences:
 @final
 @dataclass(frozen=True)
 class Spread:
-    """Sampling error of some figures: each (figures,), or (2, figures) for the low and the high end of an interval."""
+    """Sampling error of statistics: (statistics,), or (2, statistics) for the low and the high end of an interval."""
 
     variance: Floats
     shifts: Floats
-    """How far the one more input that an end allows for moves the figure."""
+    """How far the one more input that an end allows for moves the statistic."""
     variances: Floats
     """With that input."""
     freedoms: Floats
@@ -128,18 +128,18 @@ class Spread:
         return cls(columns[0], *columns[1:].reshape(3, 2, -1))
 
     def columns(self) -> Floats:
-        """All of it, (7, figures)."""
+        """All of it, (7, statistics)."""
         return np.vstack([getattr(self, field.name) for field in fields(self)])
 
 
 def even_spread(variance: float, freedom: float) -> Floats:
-    """The columns of one figure whose interval allows for no further input."""
+    """The columns of one statistic whose interval allows for no further input."""
     return np.array([variance, 0.0, 0.0, variance, variance, freedom, freedom])
 
 
-def is_constant(influences: Influences, figure: int) -> bool:
-    """Whether a figure is the same in every resample: the influences within each stratum are equal."""
-    ends = (torch.aminmax(values[figure]) for values in influences.values())
+def is_constant(influences: Influences, statistic: int) -> bool:
+    """Whether a statistic is the same in every resample: the influences within each stratum are equal."""
+    ends = (torch.aminmax(values[statistic]) for values in influences.values())
     return all(float(end.max - end.min) <= _ROUNDING for end in ends)
 
 
@@ -160,7 +160,7 @@ def difference_spread(influences: Influences, less: Influences, skew: Floats) ->
 
 
 def skewness(influences: Influences) -> Floats:
-    """What each stratum adds to the skewness of the figures, (strata, figures)."""
+    """What each stratum adds to the skewness of the statistics, (strata, statistics)."""
     return _skewness(*_moments(influences))
 
 
@@ -172,7 +172,7 @@ def _skewness(sizes: Floats, moments: Floats) -> Floats:
 
 
 def _moments(influences: Influences, less: Influences | None = None) -> tuple[Floats, Floats]:
-    """The sizes of the strata, (strata, 1), and the moments of their influences, (4, strata, figures).
+    """The sizes of the strata, (strata, 1), and the moments of their influences, (4, strata, statistics).
 
     These are the sums of squares and of cubes (0 for differences) about the mean, the lowest and the highest, less it.
     """
@@ -195,7 +195,7 @@ def _moments(influences: Influences, less: Influences | None = None) -> tuple[Fl
 
 
 def _spread(sizes: Floats, moments: Floats, excess: Floats, farther: float) -> Spread:
-    """Add to each stratum a share of one more input, for the low and the high end, (2, strata, figures)."""
+    """Add to each stratum a share of one more input, for the low and the high end, (2, strata, statistics)."""
     second, _, *ends = moments
     share, far = np.clip(_STEEP * excess, 0.0, 1.0), farther * np.stack(ends)
     total = sizes + share
@@ -221,7 +221,7 @@ class Estimate:
 def normal_estimate(
     value: float, influences: Influences, level: float, *, least: float, less: Influences | None = None
 ) -> Estimate:
-    """A figure between `least` and 1, or a difference on the same samples, with the normal interval.
+    """A statistic between `least` and 1, or a difference on the same samples, with the normal interval.
 
     For an AUROC this is DeLong's.
     """
@@ -232,9 +232,9 @@ def normal_estimate(
     return Estimate(value, max(least, value - half), min(1.0, value + half))
 
 
-def rounding_variance(influences: Influences, figure: int) -> float:
+def rounding_variance(influences: Influences, statistic: int) -> float:
     """The variance of rounding a share at a threshold to whole samples of each negative stratum: half of a step's."""
-    parts = [values[figure] for name, values in influences.items() if name != "correct"]
+    parts = [values[statistic] for name, values in influences.items() if name != "correct"]
     steps = (max(map(abs, map(float, torch.aminmax(part)))) / len(part) for part in parts)
     return sum(step**2 for step in steps) / 2
 

@@ -83,8 +83,8 @@ class Assumptions:
             f"{ood or 'none'}. Intervals: {100 * self.level:g}%."
         ]
         for s2, verdict in self.verdicts.items():
-            figures = facts([one for one in self._combinations if one.s2_names == s2])
-            lines += ["", f"{s2}: {verdict}", *(f"  {line}" for line in figures)]
+            measured = facts([one for one in self._combinations if one.s2_names == s2])
+            lines += ["", f"{s2}: {verdict}", *(f"  {line}" for line in measured)]
         return "\n".join([*lines, "", f"Recommended: {self.recommended}", f"  {self.reason}"])
 
     def to_dict(self) -> dict[str, object]:

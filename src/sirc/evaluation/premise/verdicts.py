@@ -1,4 +1,4 @@
-"""Verdicts on SIRC's premise, the recommended spec, and the figures behind them in words."""
+"""Verdicts on SIRC's premise, the recommended spec, and the measurements behind them in words."""
 
 from __future__ import annotations
 

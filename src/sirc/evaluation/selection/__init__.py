@@ -100,7 +100,7 @@ class Choice:
 
     @property
     def summary(self) -> str:
-        """The report in words: the choice, whether it is a tie, and the figures of each score."""
+        """The report in words: the choice, whether it is a tie, and the regrets of each score."""
         return written(self)
 
     def __str__(self) -> str:

@@ -48,9 +48,9 @@ def normal_draws(
 
 
 def summary(grid: Floats, by: str) -> Floats:
-    """One figure for each candidate (and draw): its regret at the worst point of the grid, or the mean over it."""
-    figures: Floats = grid.max((-2, -1)) if by == "worst" else grid.mean((-2, -1))
-    return figures
+    """One number for each candidate (and draw): its regret at the worst point of the grid, or the mean over it."""
+    summaries: Floats = grid.max((-2, -1)) if by == "worst" else grid.mean((-2, -1))
+    return summaries
 
 
 def intervals(

@@ -1,4 +1,4 @@
-"""Text report of a choice between scores: a few sentences, then the figures in aligned columns."""
+"""Text report of a choice between scores: a few sentences, then the regrets in aligned columns."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def _sentences(choice: Choice) -> Iterator[str]:
     points = f"{len(choice.alpha)} × {len(choice.beta)} points" if number > 1 else "1 point"
     above = "in percent of the best candidate's at each" if choice.relative else "in points (hundredths) above the best"
     last = (
-        " The last column is for information: the largest regret were one set all the OOD input, on which another "
-        "candidate may be nearly perfect."
+        " The last column, for information, is the largest regret if one OOD set were all the OOD input: there "
+        "another candidate may be nearly perfect."
     )
     drawn = "of a bootstrap" if choice.method == "bootstrap" else "from the influence of each row"
     yield (

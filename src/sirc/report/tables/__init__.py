@@ -16,7 +16,7 @@ from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc._utils.text import as_csv
 from sirc.evaluation import WRONG
 from sirc.report.tables import formats
-from sirc.report.tables.cells import choose, id_figures, mark, summarise
+from sirc.report.tables.cells import choose, id_means, mark, summarise
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -25,7 +25,7 @@ __all__ = ["save_tables", "table"]
 
 
 class Cell(NamedTuple):
-    """One figure: the mean over runs and twice their standard deviation, its mark, and its interval, as fractions."""
+    """One value: the mean over runs and twice their standard deviation, its mark, and its interval, as fractions."""
 
     mean: float
     two_std: float
@@ -78,7 +78,7 @@ class Table:
 
     @property
     def intervals(self) -> bool:
-        """Whether any figure has an interval."""
+        """Whether any value has an interval."""
         return bool(self.cells["low"].notna().any())
 
     @property
@@ -87,23 +87,23 @@ class Table:
         return list(self.of_id)
 
     def cell(self, model: str, score: str, negative: str, metric: str) -> Cell:
-        """One figure; its mean is NaN where the results have none."""
+        """One value; its mean is NaN where the results have none."""
         return self._grid.get((model, score, negative, metric), Cell(math.nan, math.nan, 0, ""))
 
     def scores_of(self, model: str) -> list[str]:
-        """The scores for which a model has figures."""
+        """The scores for which a model has values."""
         has = {key[1] for key in self._grid if key[0] == model}
         return [score for score in self.scores if score in has]
 
     def negatives_of(self, model: str) -> list[str]:
-        """The negatives for which a model has figures."""
+        """The negatives for which a model has values."""
         has = {key[2] for key in self._grid if key[0] == model}
         return [negative for negative in self.negatives if negative in has]
 
     def parts(self, columns: int | None = None, rows: int | None = None) -> list[Part]:
         """Split into tables of at most so many columns and rows; models with different negatives are kept apart.
 
-        ID✗ comes first in each table with room for two others, so that OOD figures can be weighed against it.
+        ID✗ comes first in each table with room for two others, so that OOD values can be weighed against it.
         """
         parts = []
         for negatives, same in groupby(self.models, self.negatives_of):
@@ -183,10 +183,10 @@ def table(
     """Make a table of results: `model, seed, score, negative, metric, alpha, beta, value`, or what `combine` gives.
 
     Figures are means over seeds, with `spread` mean ± 2 std (sample, n − 1). In each column of each model the best of
-    the scores shown is bold, second and third are underlined; equal means share a mark, and a missing figure has none.
+    the scores shown is bold, second and third are underlined; equal means share a mark, and a missing value has none.
     `negatives` and `scores` pick and order; by default ID✗, the OOD mean and every OOD set, and all scores, SIRC's
     first. Metrics of a mixture (`aurr`, `risk@95`…) are for one `alpha` and `beta`. Where results have columns `low`
-    and `high`, as `Evaluation.intervals` gives them, these stand beside the figures of models with one run.
+    and `high`, as `Evaluation.intervals` gives them, these stand beside the values of models with one run.
 
     Example:
         >>> import sirc
@@ -198,9 +198,9 @@ def table(
         >>> table(ev.table).cell("", "energy", "far", "auroc").mark
         'bold'
     """
-    figures = summarise(results)
-    of_id = id_figures(figures)
-    rows, shown = choose(figures, metrics, negatives, scores, alpha, beta)
+    summary = summarise(results)
+    of_id = id_means(summary)
+    rows, shown = choose(summary, metrics, negatives, scores, alpha, beta)
     cells = rows.assign(mark=mark(rows))
     models = [model for model in of_id if model in set(cells["model"])]
     places = {name: {entry: at for at, entry in enumerate(order)} for name, order in {"model": models, **shown}.items()}

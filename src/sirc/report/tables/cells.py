@@ -21,11 +21,11 @@ _DIGITS = 12  # decimals: means that agree in these differ by rounding alone, an
 
 
 def summarise(results: pd.DataFrame) -> pd.DataFrame:
-    """Summarise each figure over the seeds of its model: `mean`, `two_std` (NaN for one seed), `runs`.
+    """Summarise each value over the seeds of its model: `mean`, `two_std` (NaN for one seed), `runs`.
 
     Where results have intervals, `low` and `high` are those of models with one seed; else NaN.
 
-    A figure that is NaN, or that some of the model's seeds lack, has no mean: means over different seeds must not be
+    A value that is NaN, or that some of the model's seeds lack, has no mean: means over different seeds must not be
     compared.
     """
     columns = list(map(str, results.columns)) if isinstance(results, pd.DataFrame) else [type(results).__name__]
@@ -44,27 +44,27 @@ def summarise(results: pd.DataFrame) -> pd.DataFrame:
         return frame[[*_KEYS, "mean", "two_std", "runs"]].assign(low=np.nan, high=np.nan).reset_index(drop=True)
     _refuse_twice(frame, [*_KEYS, "seed"])
     values = frame.groupby(_KEYS, sort=False, dropna=False)["value"]
-    figures: pd.DataFrame = values.agg(["mean", "std", "count"]).rename(columns={"count": "runs"}).reset_index()
+    summary: pd.DataFrame = values.agg(["mean", "std", "count"]).rename(columns={"count": "runs"}).reset_index()
     for end in ("low", "high"):
         of_one = frame.groupby(_KEYS, sort=False, dropna=False)[end].first().to_numpy() if end in columns else np.nan
-        figures[end] = np.where(figures["runs"] == 1, of_one, np.nan)
-    whole = figures["runs"] == figures["model"].map(frame.groupby("model")["seed"].nunique())
-    figures["mean"] = figures["mean"].where(whole)
-    figures["two_std"] = (2 * figures["std"]).where(whole)
-    return figures[[*_KEYS, "mean", "two_std", "runs", "low", "high"]]
+        summary[end] = np.where(summary["runs"] == 1, of_one, np.nan)
+    whole = summary["runs"] == summary["model"].map(frame.groupby("model")["seed"].nunique())
+    summary["mean"] = summary["mean"].where(whole)
+    summary["two_std"] = (2 * summary["std"]).where(whole)
+    return summary[[*_KEYS, "mean", "two_std", "runs", "low", "high"]]
 
 
-def id_figures(figures: pd.DataFrame) -> dict[str, dict[str, tuple[float, float]]]:
+def id_means(summary: pd.DataFrame) -> dict[str, dict[str, tuple[float, float]]]:
     """Give mean and 2 std of the ID metrics, such as the error, by model; they are the same for every score."""
-    by_model: dict[str, dict[str, tuple[float, float]]] = {str(model): {} for model in figures["model"].unique()}
-    rows = figures[figures["metric"].map(_is_of_id) & figures["mean"].notna()].drop_duplicates(["model", "metric"])
+    by_model: dict[str, dict[str, tuple[float, float]]] = {str(model): {} for model in summary["model"].unique()}
+    rows = summary[summary["metric"].map(_is_of_id) & summary["mean"].notna()].drop_duplicates(["model", "metric"])
     for model, metric, mean, two_std in rows[["model", "metric", "mean", "two_std"]].itertuples(index=False):
         by_model[model][metric] = float(mean), float(two_std)
     return by_model
 
 
 def choose(
-    figures: pd.DataFrame,
+    summary: pd.DataFrame,
     metrics: Sequence[str],
     negatives: Sequence[str] | None,
     scores: Sequence[str] | None,
@@ -72,13 +72,13 @@ def choose(
     beta: float | None,
 ) -> tuple[pd.DataFrame, dict[str, list[str]]]:
     """Give the rows asked for, and the scores, negatives and metrics in the order in which they are shown."""
-    known_metrics = [metric for metric in figures["metric"].unique() if not _is_of_id(metric)]
+    known_metrics = [metric for metric in summary["metric"].unique() if not _is_of_id(metric)]
     if not known_metrics:
         raise ValueError("a table needs inputs to tell ID✓ from; no ID prediction is wrong, and there are no OOD sets.")
     wanted_metrics = _among("metrics", metrics, known_metrics, _METRICS_HINT)
     if odd := [metric for metric in wanted_metrics if not find_metric(metric)]:
         raise ValueError(f"a table ranks metrics whose better direction is known; got {quoted(odd[0])}.{_METRICS_HINT}")
-    rows = figures[figures["metric"].isin(wanted_metrics)]
+    rows = summary[summary["metric"].isin(wanted_metrics)]
     known_negatives = list(rows["negative"].unique())
     usual = _usual(known_negatives, wanted_metrics)
     wanted_negatives = usual if negatives is None else _among("negatives", negatives, known_negatives)
@@ -155,6 +155,6 @@ def _refuse_twice(frame: pd.DataFrame, keys: list[str]) -> None:
     if (twice := frame.duplicated(keys)).any():
         row = frame[twice].iloc[0]
         raise ValueError(
-            f"`results` must have each figure once; {', '.join(quoted(row[key]) for key in COLUMNS[:3])} of model "
+            f"`results` must have each value once; {', '.join(quoted(row[key]) for key in COLUMNS[:3])} of model "
             f"{quoted(row['model'])} comes twice. Tell runs apart by the column `seed`, and models by `model`."
         )

@@ -1,4 +1,4 @@
-"""Formats of a table: terminal, Markdown, HTML and LaTeX, each written from the same rows of figures."""
+"""Formats of a table: terminal, Markdown, HTML and LaTeX, each written from the same rows of entries."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _HTML_MARKS = {"bold": "<b>{}</b>", "underline": "<u>{}</u>", "": "{}"}
 _LATEX_MARKS = {"bold": r"\textbf{%s}", "underline": r"\underline{%s}", "": "%s"}
 _GAP = 3  # between columns of text
 _NAME, _HEAD = 40, 20  # longer names are broken
-_COLUMNS, _ROWS = 12, 54  # of figures, on a page of LaTeX
-_LEFT = 3  # columns before the figures: model, group, method
+_COLUMNS, _ROWS = 12, 54  # of values, on a page of LaTeX
+_LEFT = 3  # columns before the values: model, group, method
 _PER_ROW = 2.2  # letters of rotated text that are as long as a row is high
 _STYLE = """<style>
 .sirc-table { overflow-x: auto; font: 14px/1.5 system-ui, sans-serif; }
@@ -83,16 +83,16 @@ def _rows(table: Table, part: Part, model: str) -> Iterator[tuple[str, list[Cell
     """Give each score, its cells, and whether it is the first after SIRC's scores."""
     before = ""
     for score in table.scores_of(model):
-        figures = [_figure(table, model, score, *column) for column in part.columns]
-        yield score, figures, is_sirc(before) and not is_sirc(score)
+        entries = [_entry(table, model, score, *column) for column in part.columns]
+        yield score, entries, is_sirc(before) and not is_sirc(score)
         before = score
 
 
-def _figure(table: Table, model: str, score: str, negative: str, metric: str) -> CellText:
+def _entry(table: Table, model: str, score: str, negative: str, metric: str) -> CellText:
     cell = table.cell(model, score, negative, metric)
     if math.isnan(cell.mean):
         return cell.mark, _MISSING, ""
-    # Percentages vary by tenths and more between runs; figures shown ×10² vary less.
+    # Percentages vary by tenths and more between runs; values shown ×10² vary less.
     known = find_metric(metric)
     decimals = 1 if known and known.unit == "%" else 2
     beside = ""
@@ -110,11 +110,11 @@ def _about(table: Table, model: str, style: Style) -> str:
 
 def _of_id(table: Table, model: str, style: Style) -> str:
     """The metrics of the ID data of a model, such as its error."""
-    figures = []
+    entries = []
     for label, (mean, two_std) in table.of_id[model].items():
         spread = f" ±{100 * two_std:.1f}" if table.spread and not math.isnan(two_std) else ""
-        figures.append(f"ID {metric_name(label, style, unit=True)}" + escape(f": {100 * mean:.2f}{spread}", style))
-    return ", ".join(figures)
+        entries.append(f"ID {metric_name(label, style, unit=True)}" + escape(f": {100 * mean:.2f}{spread}", style))
+    return ", ".join(entries)
 
 
 def _caption(table: Table, style: Style) -> str:
@@ -167,10 +167,10 @@ def renderables(table: Table, width: int, *, styled: bool) -> Iterator[Renderabl
                 above = _broken(negative_name(negative), _HEAD)
                 for head in (f"{above}\n{heads[0]}", *heads[1:]):
                     grid.add_column(Text(head), justify="right", no_wrap=True)
-            for score, figures, first_other in _rows(table, part, model):
+            for score, entries, first_other in _rows(table, part, model):
                 if first_other:
                     grid.add_section()
-                cells = [_text_cell(*figure, styled=styled) for figure in figures]
+                cells = [_text_cell(*entry, styled=styled) for entry in entries]
                 grid.add_row(Text(_broken(score_name(score), _NAME)), *cells)
             yield grid
     legend = _caption(table, "text")
@@ -183,11 +183,11 @@ def _heads(table: Table) -> list[str]:
 
 def _widths(table: Table) -> tuple[int, int]:
     """The widths of the names of scores and of the columns of one negative."""
-    figure = 22 if table.intervals else 13 if table.spread else 7
-    figures = [max(len(head), figure) + _GAP for head in _heads(table)]
+    entry = 22 if table.intervals else 13 if table.spread else 7
+    entries = [max(len(head), entry) + _GAP for head in _heads(table)]
     longest = max(cell_len(negative_name(negative)) for negative in table.negatives)
     label = max(6, *(cell_len(score_name(score)) for score in table.scores))
-    each = max(figures[0], min(longest, _HEAD) + _GAP) + sum(figures[1:])
+    each = max(entries[0], min(longest, _HEAD) + _GAP) + sum(entries[1:])
     return min(label, _NAME) + _GAP, each
 
 
@@ -213,8 +213,8 @@ def markdown(table: Table) -> str:
         for model in part.models:
             about = [f"**{_literal(model)}**" if model.strip() else "", _literal(_of_id(table, model, "text"))]
             lines = [["Method", *heads], ["---", *("---:" for _ in heads)]]
-            for score, figures, _ in _rows(table, part, model):
-                cells = [_MARKDOWN_MARKS[mark].format(f"{value} {spread}".strip()) for mark, value, spread in figures]
+            for score, entries, _ in _rows(table, part, model):
+                cells = [_MARKDOWN_MARKS[mark].format(f"{value} {spread}".strip()) for mark, value, spread in entries]
                 lines.append([_literal(score_name(score)), *cells])
             blocks += [", ".join(filter(None, about)), "\n".join(f"| {' | '.join(line)} |" for line in lines)]
     return "\n\n".join([*filter(None, blocks), _literal(_caption(table, "text"))]) + "\n"
@@ -245,17 +245,17 @@ def _html_table(table: Table, part: Part, *, last: bool) -> str:
         lines.append("<tbody>")
         if about := _about(table, model, "html"):
             lines.append(f'<tr><th scope="rowgroup" colspan="{len(part.columns) + 1}">{about}</th></tr>')
-        for score, figures, first_other in _rows(table, part, model):
+        for score, entries, first_other in _rows(table, part, model):
             row = '<tr class="others">' if first_other else "<tr>"
             lines.append(
-                f'{row}<th scope="row">{score_name(score, "html")}</th>{"".join(map(_html_cell, figures))}</tr>'
+                f'{row}<th scope="row">{score_name(score, "html")}</th>{"".join(map(_html_cell, entries))}</tr>'
             )
         lines.append("</tbody>")
     return "\n".join([*lines, "</table>"])
 
 
-def _html_cell(figure: CellText) -> str:
-    mark, value, spread = figure
+def _html_cell(entry: CellText) -> str:
+    mark, value, spread = entry
     return f"<td>{_HTML_MARKS[mark].format(value)}{f' <small>{spread}</small>' if spread else ''}</td>"
 
 
@@ -281,10 +281,10 @@ def _tabular(table: Table, part: Part) -> str:
         rows = list(_rows(table, part, model))
         ours = sum(is_sirc(score) for score, *_ in rows)
         left = [_model(table, model, len(rows)), _several_rows(r"\textbf{SIRC}", ours, turned=True) if ours else ""]
-        for score, figures, first_other in rows:
+        for score, entries, first_other in rows:
             if first_other:
                 lines.append(_rule(table, part, 2))
-            cells = [_latex_cell(*figure) for figure in figures]
+            cells = [_latex_cell(*entry) for entry in entries]
             lines.append(_row([*left, score_name(score, "latex", bare=True), *cells]))
             left = ["", ""]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
