@@ -3,7 +3,7 @@
 from typing import Literal
 
 OnError = Literal["stop", "skip"]
-"""The two ways to go on at an image that cannot be read, or at a spec that cannot be fitted."""
+"""What to do about an image that cannot be read, or a spec that cannot be fitted."""
 
 
 class NotFittedError(ValueError):
@@ -45,7 +45,7 @@ class ImageError(ValueError):
 
 
 class DataWarning(UserWarning):
-    """Data that are probably not what was meant, or too few for all that was asked; the work goes on with them.
+    """Data that are probably wrong, or too few for what was asked; the work goes on.
 
     Example:
         Warnings of this kind can be made errors, in tests or in a pipeline that nobody watches:

@@ -31,13 +31,13 @@ _FRAME_SECONDS = 0.1  # between two pictures of the bars in a notebook
 
 
 class Task:
-    """One piece of long work, which tells a function of its steps, with the facts as text; silent without one."""
+    """One piece of long work, which reports its steps to the function `show`; by default it reports nothing."""
 
     def __init__(self, show: Callable[[int, str], None] = lambda steps, facts: None) -> None:
         self._show = show
 
     def advance(self, steps: int = 1, **facts: float) -> None:
-        """Say that `steps` more are done, with what is worth knowing at this point: `loss=0.31`."""
+        """Report that `steps` more are done, with numbers to show beside them, such as `loss=0.31`."""
         self._show(steps, ", ".join(f"{key} {value:.4g}" for key, value in facts.items()))
 
 
@@ -50,7 +50,7 @@ class Progress:
         yield Task()
 
     def note(self, text: str) -> None:
-        """Tell something that the user should read even when the work goes on."""
+        """Show a message that the user should read while the work goes on."""
 
 
 SILENT = Progress()
@@ -59,8 +59,8 @@ SILENT = Progress()
 def as_progress(progress: Progress | bool | None) -> Progress:
     """The progress that a caller asked for: one of its own, bars, lines of text, or nothing.
 
-    By default, None, there are bars where a person looks on, at a terminal or in a notebook, and nothing elsewhere.
-    True asks for lines elsewhere, as in the log of a job. Of several processes only the first shows any.
+    None, the default, shows bars at a terminal and in a notebook, and nothing elsewhere; True shows lines elsewhere, as
+    in the log of a job. Of several processes only the first shows progress.
     """
     if isinstance(progress, Progress):
         return progress
@@ -166,14 +166,14 @@ class _Cell:
 
 @final
 class Log(Progress):
-    """A line now and then, given to a function."""
+    """Passes a line of text to a function every few seconds."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
 
     @contextmanager
     def task(self, name: str, total: int | None, *, done: int = 0, unit: str = "images") -> Iterator[Task]:
-        """Tell how far it is every ten seconds, and how long it took."""
+        """Report every ten seconds how far the work is, and at the end how long it took."""
         began = printed = time.monotonic()
         latest = ""
 
@@ -192,5 +192,5 @@ class Log(Progress):
         line(f" in {time.monotonic() - began:.1f} s")
 
     def note(self, text: str) -> None:
-        """Tell the text."""
+        """Pass the text on."""
         self._say(text)

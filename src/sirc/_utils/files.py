@@ -37,7 +37,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 _DIGEST = "sha256"
 _MUCH = 1 << 24  # bytes
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Numbers of the errors that say that nothing more can be written here."""
+"""Error numbers of a full disk or quota."""
 _TEMPORARY = re.compile(r"\..+?\.(?:([0-9a-f]{8})-)?\d+-[0-9a-f]{8}\.tmp")  # the group is the computer's name
 _SWEPT: set[Path] = set()  # the folders that this process has swept
 _CODES = {
@@ -159,9 +159,9 @@ def _sweep_folder(folder: Path, now: float) -> None:
 
 
 def try_lock(file: BinaryIO) -> bool | None:
-    """Lock an open file until it is closed: whether that was possible, or None on Windows and without locks.
+    """Lock an open file until it is closed; return whether that was possible.
 
-    False if another process has it locked.
+    False if another process has it locked; None on Windows and on file systems without locks.
     """
     if sys.platform == "win32":
         return None

@@ -89,7 +89,7 @@ def _refuse_standard(name: str, module: str) -> None:
 
 
 def stored_name(name: str) -> str:
-    """`module:function` as earlier runs stored it, so that they do not become stale when a module moves."""
+    """The `module:function` that earlier runs stored: they stay valid when a module moves."""
     module, colon, function = name.partition(":")
     old = {new: old for old, new in _MOVED.items()}
     return f"{old.get(module, module)}{colon}{function}"

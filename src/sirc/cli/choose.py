@@ -74,7 +74,7 @@ def check(
 
     Example: `sirc check --val val.npz --train train.npz --ood textures=dtd.npz`
 
-    Of a study, with its OOD sets: `sirc check runs/resnet50_imagenet200`
+    For a study, with its OOD sets: `sirc check runs/resnet50_imagenet200`
     """
     from sirc.evaluation.premise import check_assumptions
 
@@ -109,7 +109,7 @@ def select(
 
     Example: `sirc select --val val.npz --train train.npz --ood textures=dtd.npz --alpha 0.5,0.9 --beta 0.5`
 
-    Of a study, with its OOD sets: `sirc select runs/resnet50_imagenet200`
+    For a study, with its OOD sets: `sirc select runs/resnet50_imagenet200`
     """
     from sirc.evaluation import select as choose
 

@@ -46,7 +46,7 @@ def _harmless(text: str) -> str:
 
 
 def is_main() -> bool:
-    """Tell whether this process prints for all of them."""
+    """Whether this process prints for all processes."""
     from sirc._utils import distributed
 
     return distributed.is_main()
@@ -65,8 +65,8 @@ def open_page(page: Path | str) -> None:
 
 
 @contextmanager
-def telling_warnings(translate: Callable[[str], str]) -> Iterator[None]:
-    """Print each warning about the data once, as a translated message."""
+def printing_warnings(translate: Callable[[str], str]) -> Iterator[None]:
+    """Print each warning about the data once, in terms of the command."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", DataWarning)
         plain, printed = warnings.showwarning, set()

@@ -96,9 +96,9 @@ def guard(
 ) -> None:
     """Make a trained model say "I don't know", and print what that promises.
 
-    MODEL has its published weights, or your own: `timm:resnet18=weights.safetensors`. A folder is a model as timm and
-    the Hub keep it. A function loads its weights itself. Without VAL a part of TRAIN sets the threshold, and nothing is
-    promised.
+    MODEL gets its published weights, or your own: `timm:resnet18=weights.safetensors`. It may also be a folder in the
+    format of timm and the Hub, or a function of yours that loads the weights itself. Without VAL a part of TRAIN sets
+    the threshold, and nothing is promised.
 
     Example: `sirc guard timm:resnet18=weights.pth photos/train photos/validation --out guard.safetensors`
 
@@ -153,8 +153,8 @@ def calibrate(
 
     The default score is the one that `sirc select` or `sirc check` chose for the run, else `scod` or one of SIRC's.
     The data are those of `--val`, else the experiment's validation images, if no score was tuned on them, else its test
-    images, whose own figures are then no longer honest. If the score was chosen on one half of the images, the other
-    half sets the threshold. If the data cannot support the promise, nothing is written.
+    images; results on these are then optimistic. If the score was chosen on one half of the images, the other half sets
+    the threshold. If the data cannot support the promise, nothing is written.
 
     `--alpha` sets the threshold of least expected cost on the run's OOD sets, or those of `--ood`, without a promise. A
     rejected input then costs `--reject-cost`, or nothing while `--recall` of ID✓ is kept.
@@ -233,7 +233,7 @@ def _goal(
 
 def _refuse_plain_risk(plain: bool, risk: float | None) -> None:
     if plain and risk is not None:
-        raise ConfigError("`--plain` is not for `--risk`: a risk without a promise would be too low a figure.")
+        raise ConfigError("`--plain` is not for `--risk`: a risk without a promise would be too low a number.")
 
 
 def _save(classifier: SelectiveClassifier, about: str, out: Path, overwrite: bool, report: Path | None = None) -> None:
@@ -268,7 +268,7 @@ def predict(
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Decide about every image of a folder: path, accepted, label, class, confidence, reason, error.
+    """Accept or reject every image in a folder: path, accepted, label, class, confidence, reason, error.
 
     The reason of a rejection is `softmax`, or the S2 that lowered the confidence; a graph that an earlier version
     exported says only `rejected`. An image that cannot be read has its error in the table and is not accepted. The same

@@ -11,7 +11,7 @@ import typer
 
 from sirc._utils.text import first_line, quoted
 from sirc._utils.written import WRITTEN
-from sirc.cli.console import say, telling_warnings
+from sirc.cli.console import printing_warnings, say
 from sirc.cli.options import decisions_of, has_begun
 from sirc.cli.translate import in_options, name_of
 from sirc.errors import ConfigError
@@ -33,7 +33,7 @@ def ending(command: Callable[..., None]) -> Callable[..., None]:
     def run(**options: object) -> None:
         WRITTEN.clear()
         try:
-            with telling_warnings(translate):
+            with printing_warnings(translate):
                 command(**options)
         except KeyboardInterrupt:
             say(f"stopped; {what_stays(name_of(command), options)}")

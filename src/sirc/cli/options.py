@@ -118,7 +118,7 @@ def unfit_of(on_unfit: OnError | None, specs: Names) -> OnError:
 
 
 def refuse_unused(why: str, **options: object) -> None:
-    """Refuse options that were given but would do nothing; `why` gives the reason, and the way out."""
+    """Refuse options that were given but would do nothing; `why` says why, and what to do."""
     given = [name for name, value in options.items() if value is not None and value is not False]
     if given:
         names = listed([f"`--{name.replace('_', '-')}`" for name in given])
@@ -162,7 +162,7 @@ def runs_of_seeds(runs: Sequence[Run], seeds: Sequence[int]) -> tuple[Run, ...]:
 
 
 def note_test_images(study: Experiment, purpose: str, progress: Progress) -> None:
-    """Say that test images are used for a purpose, for want of others, and what that costs."""
+    """Note that test images are used because there are no others, and what that costs."""
     reason = "tuned scores on its validation images" if study.tuned else "has no outputs of validation images"
     way = "give `--val`, or `data.validation` or `data.holdout` in the TOML"
     if study.data.validates and not study.tuned:

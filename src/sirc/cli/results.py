@@ -56,7 +56,7 @@ Studies = Annotated[list[Path], Argument(metavar="RUN", help="Folders of `sirc r
 Stored = Annotated[list[Path], Argument(metavar="RUN", help="Folders that `sirc run` or `sirc demo` made.")]
 StageName = StrEnum("StageName", ["train", "extract", "fit", "page", "figures"])
 Redo = Annotated[list[StageName] | None, Option("--redo", help="Do a stage again; repeat. Nothing else retrains.")]
-Intervals = Annotated[bool, Option("--intervals", help="Show the 95% interval of each figure, over samples.")]
+Intervals = Annotated[bool, Option("--intervals", help="Show the 95% interval of each number, over samples.")]
 Figures = Annotated[bool, Option("--figures/--no-figures", help="Whether to draw figures.")]
 
 
@@ -142,8 +142,8 @@ def evaluate(
 ) -> None:
     """Evaluate outputs that you bring as arrays: `.npz` or `.safetensors` files with `logits`, `features`, `labels`.
 
-    Folders of stores will do as well, and so will confidences of one score, in files with `conf`, `pred` and `label` as
-    OpenOOD saves them; `--score` then names the score.
+    They may also be folders of stores, or confidences of one score, in files with `conf`, `pred` and `label` as OpenOOD
+    saves them; `--score` then names the score.
 
     Example: `sirc evaluate --train train.npz --id test.npz --ood textures=dtd.npz --ood svhn=svhn.npz`
 
@@ -332,7 +332,7 @@ def report(
 
 
 def _refuse_shared_files(id_: Path, train: Path | None, ood: dict[str, str]) -> None:
-    """Refuse one file in two roles, which would give figures that mean nothing."""
+    """Refuse one file in two roles, which would give meaningless results."""
     for key, path in ood.items():
         for option, other in (("--id", id_), ("--train", train)):
             if other is not None and _same_file(Path(path), other):

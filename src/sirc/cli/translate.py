@@ -1,6 +1,6 @@
 """Messages of the library in a command's own terms: its options, or keys of the TOML that it reads.
 
-The library writes code between backticks, and ways out as alternatives: "Fit on more rows, or pass `crossfit=0`." Each
+The library puts code between backticks and advice into alternatives: "Fit on more rows, or pass `crossfit=0`." Each
 piece of code is translated. If a command has nothing like it, the alternative that names it is left out.
 """
 

@@ -1,4 +1,4 @@
-"""Sources of a guard's data: folders, datasets, loaders and outputs, opened and looked into."""
+"""Sources of a guard's data: folders, datasets, loaders and outputs, opened and inspected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def opened(source: Any, classes: Sequence[str] | None = None, *, labelled: bool 
 
 
 def numbered_by(val: Any, names: Sequence[str]) -> Any:
-    """Number the classes of validation images as the network does, or warn where only their owner can."""
+    """Number the classes of validation images as the network does, or warn where only the user can."""
     found = class_names_in(val)
     if not set(found) <= set(names):  # `names` may be other words for the same classes
         return val
@@ -58,7 +58,7 @@ def class_names_in(source: Any) -> list[str]:
 
 
 def is_unprepared(source: object) -> TypeGuard[ImageSet]:
-    """Whether these are images that nothing prepares for a network yet."""
+    """Whether these are images that still lack preprocessing for a network."""
     return isinstance(source, ImageSet) and source.transform is None
 
 

@@ -159,7 +159,7 @@ def _api() -> HfApi:
 
 @contextmanager
 def _in_words(repo_id: str, revision: str | None = None) -> Iterator[None]:
-    """Turn the Hub's errors into ours, with the way out."""
+    """Turn the Hub's errors into ours, which say what to do."""
     from huggingface_hub import errors
 
     # The HTTP client below differs between versions of huggingface_hub, and so do the errors of a lost connection.

@@ -80,7 +80,7 @@ class GivenBatch(NamedTuple):
 
 @contextmanager
 def largest_batch(model: nn.Module) -> Iterator[list[GivenBatch]]:
-    """Keep the largest batch that a model is given meanwhile, the first of equals; none where it did not run."""
+    """Keep the largest batch that the model receives inside, the first of equal ones; none if it does not run."""
     batches: list[GivenBatch] = []
     largest, given = 0, None
 
@@ -268,7 +268,7 @@ class SelectiveClassifier(nn.Module):
 
         `val` is `Outputs` or a store, or images and labels to run the model on: a loader, a dataset, or the path of a
         folder with one folder for each class. `rows` are the numbers of those to use, all by default. `images` may be a
-        batch of those that outputs were made of.
+        batch of the images that the outputs came from.
 
         `recall`, `coverage`: the highest threshold that accepts at least that share of ID✓, or of ID input; with
         `delta` it does so on future data with probability 1 − δ. `risk`: the largest coverage whose share of errors is
@@ -278,11 +278,11 @@ class SelectiveClassifier(nn.Module):
 
         A guarantee is refused if more than 1% of the rows were used to fit `spec` (see `Scorer.seen`).
 
-        Confidences change a little with batch size, device and runtime, and the threshold allows for it: by
-        `self.tolerance` for the types of these outputs (a store also knows the precision that it was computed in); or,
-        where there are images, by four times the change that is seen when some run one at a time, if that is more. GPUs
+        Confidences change a little with batch size, device and runtime, and the threshold allows for it. It allows for
+        the `self.tolerance` of the types of these outputs; a store also knows the precision that it was computed in. If
+        there are images, some also run one at a time, and the threshold allows for at least four times the change. GPUs
         round the inputs of convolutions to TF32 unless `torch.backends.cudnn.allow_tf32` is False here: the threshold
-        allows for four times what that changes in some images, or for a share of 1e-2 where there are none.
+        allows for four times what that changes in some images, or for a share of 1e-2 if there are none.
 
         Example:
             >>> import sirc, torch
@@ -398,7 +398,7 @@ class SelectiveClassifier(nn.Module):
         return self._score(batch.images)[:TRIED]
 
     def set_threshold(self, value: float) -> Self:
-        """Set a threshold from elsewhere; it promises nothing."""
+        """Set a threshold of your own, without a guarantee."""
         number = check_number("threshold", value)
         self.calibration = self.calibration_correct = None
         text = "none: the threshold was given"

@@ -77,7 +77,7 @@ class Stage:
 
     @contextmanager
     def remade(self) -> Iterator[list[Path]]:
-        """Do the work inside, even if it is done already, add the files to this list, and the stage is stamped."""
+        """Do the stage again: the work inside adds its files to the list given, and the stage is stamped at the end."""
         self.forget()
         made: list[Path] = []
         yield made

@@ -34,7 +34,7 @@ _CHECKED = ContextVar("checked", default=False)
 
 @contextmanager
 def labels_checked() -> Iterator[None]:
-    """Leave the warning out meanwhile: the caller gave it, and the parts that it calls would repeat it."""
+    """Suppress the warning inside: the caller has given it, and the functions that it calls would repeat it."""
     token = _CHECKED.set(True)
     try:
         yield
@@ -98,7 +98,7 @@ def _doubt(name: str, predictions: Tensor, labels: Tensor) -> str:
     by_chance = at_least(right, rows, chance) > 0.01 and at_least(right + 1, rows, chance) < 0.99
     if by_chance and at_least(right + 1, rows, min(1.0, chance + _FAR)) > 0.999:
         return (
-            f"{agree}, as chance would ({percent(chance)}), and no other numbering of the classes is seen to be "
+            f"{agree}, as chance would ({percent(chance)}), and no other numbering of the classes fits "
             "better. The weights, the preprocessing or the labels are probably not this network's: was it trained, and "
             "are the labels in the order of the rows, and numbered as the outputs are?"
         )

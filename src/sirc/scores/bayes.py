@@ -77,8 +77,8 @@ def aurr_stages(
 
     The rows are ID; each stands for 1 − u of ID✓, u of ID✗ and g of OOD input. Every stage brings an equal part of ID✓:
     of the rows that are left, those with the least cost by `least_aurr` at the risk so far. Costs at different risks
-    are not comparable; marks are on one scale: from one to the next it is as far as the log costs of the rows between
-    them reach, as a rule.
+    are not comparable. Marks are on one scale: two neighbours differ by about as much as the log costs of the rows
+    between them.
     """
     u, g = log_u.exp(), torch.softmax(log_g, 0) * len(log_g)
     right, cost = 1 - u, alpha * beta * u + (1 - alpha) * (1 - beta) * g

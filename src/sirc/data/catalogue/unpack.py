@@ -1,4 +1,4 @@
-"""Unpacking of archives from strangers: plain files only, and none outside the folder given."""
+"""Unpacking of untrusted archives: plain files only, and none outside the folder given."""
 
 from __future__ import annotations
 

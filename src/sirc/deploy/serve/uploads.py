@@ -43,7 +43,7 @@ class RefusedError(MultiPartException):  # the form parser closes its files at s
 
     @classmethod
     def because(cls, error: Exception) -> RefusedError:
-        """The refusal for any error: with its text where the client can mend it; other errors are only logged."""
+        """The refusal for any error: with its text where the client can correct it; other errors are only logged."""
         if isinstance(error, RefusedError):
             return error
         if isinstance(error, ImageError):
