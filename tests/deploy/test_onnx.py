@@ -360,7 +360,7 @@ def test_a_file_that_was_changed_is_refused_or_decides_the_same(graph, tmp_path,
 def test_weights_moved_into_another_file_are_refused(graph, tmp_path):
     apart = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
     onnx.save(onnx.load(graph), tmp_path / "m.onnx", **apart)
-    with pytest.raises(sirc.StoreError, match="its digest tells"):
+    with pytest.raises(sirc.StoreError, match="its digest shows"):
         _onnx.OnnxModel(tmp_path / "m.onnx")
 
 
@@ -374,7 +374,7 @@ def test_the_commands_refuse_a_changed_file(graph, tmp_path, monkeypatch, comman
     (tmp_path / "m.onnx").write_bytes(data)
     code, out, err = command(*words, "m.onnx")
     assert (code, out) == (1, "")
-    assert "error: 'm.onnx' must be an ONNX graph as `export_onnx` wrote it: its digest tells" in err
+    assert "error: 'm.onnx' must be an ONNX graph as `export_onnx` wrote it: its digest shows" in err
 
 
 def sealed(model):

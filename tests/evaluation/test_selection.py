@@ -276,7 +276,7 @@ def test_without_ood_data_only_errors_count_and_the_report_says_so():
     assert (choice.best, choice.tie) == ("one", False)
     words = choice.summary.replace("\n", " ")
     assert "No OOD data was given" in words
-    assert "Nothing here tells how these scores do on OOD input" in words
+    assert "Nothing here shows how these scores do on OOD input" in words
     # Risk is β times the share of errors: β plays no part in a relative regret.
     ratio = {s: r.aurr(1, 1) for s, r in rankings(confidences, {}).items()}
     assert choice.table.worst_regret.tolist() == pytest.approx([0, ratio["two"] / ratio["one"] - 1])

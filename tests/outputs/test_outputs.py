@@ -328,7 +328,7 @@ def test_a_mapped_outputs_outlives_the_file_it_replaces(tmp_path, outputs):
 @pytest.mark.parametrize("name", ["x.pt", "x", "x.pkl"])
 def test_other_suffixes_are_refused(tmp_path, outputs, name):
     for act in (outputs.save, Outputs.load):
-        with pytest.raises(ValueError, match=r"must end in `.npz` or `.safetensors`; got .*use `OutputStore`"):
+        with pytest.raises(ValueError, match=r"must end in `.npz` or `.safetensors`; got .*use `sirc.OutputStore`"):
             act(tmp_path / name)
 
 

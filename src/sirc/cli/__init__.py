@@ -52,7 +52,7 @@ _TYPER_FLAGS = dict.fromkeys(("help", "install_completion", "show_completion"), 
 
 app = typer.Typer(
     name="sirc",
-    help="A reject option for PyTorch classifiers: abstain where one errs, and where an input is of no known class.",
+    help="A reject option for PyTorch classifiers: abstain where the network errs, and where no class fits.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):  # before the command began
         say("stopped")
         sys.exit(INTERRUPTED)
-    except OSError as error:  # of a command, `ending` tells it
+    except OSError as error:  # `ending` reports those of a command
         say(f"error: nothing can be printed: {error.strerror or error}")
         sys.exit(1)
 

@@ -93,7 +93,7 @@ def select(
     by: Annotated[By, Option(help="`worst` or `average` regret over the range.")] = "worst",
     absolute: Annotated[bool, Option("--absolute", help="Absolute regret, not relative to the best score.")] = False,
     pool: Annotated[Pool, Option(help="What has equal weight in OOD data: `datasets` or `samples`.")] = "datasets",
-    method: Annotated[Method, Option(help="Of the intervals: `auto` resamples only where it must.")] = "auto",
+    method: Annotated[Method, Option(help="How to compute intervals: `auto` resamples only if needed.")] = "auto",
     draws: Annotated[int, Option(help="Random draws for the intervals.")] = 1000,
     level: Annotated[float, Option(help="The level of the intervals, and of a lead.")] = 0.95,
     seed: Annotated[int, Option(help="The seed of the draws.")] = 0,

@@ -71,14 +71,14 @@ def printing_warnings(translate: Callable[[str], str]) -> Iterator[None]:
         warnings.simplefilter("always", DataWarning)
         plain, printed = warnings.showwarning, set()
 
-        def tell(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
+        def show(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
             if not issubclass(category, DataWarning):
                 plain(message, category, *rest, **named)
             elif str(message) not in printed and is_main():
                 printed.add(str(message))
                 say(f"warning: {translate(str(message))}")
 
-        warnings.showwarning = tell
+        warnings.showwarning = show
         yield
 
 

@@ -85,7 +85,7 @@ def guard(
         Option(metavar="R G B", help="The standard deviation of each colour. Default: as published."),
     ] = None,
     path: Annotated[Path | None, Option(help="A folder that keeps outputs, to resume a stopped command.")] = None,
-    report: Annotated[Path | None, Option(help="Write a page, too.")] = None,
+    report: Annotated[Path | None, Option(help="Also write a page.")] = None,
     out: Annotated[Path, Option(help="The file to write.")] = Path("guard.safetensors"),
     overwrite: Overwrite = False,
     batch_size: Annotated[int, Option(help="Images at once; a CPU takes large ones in smaller steps.", min=1)] = 64,
@@ -251,7 +251,7 @@ def _save(classifier: SelectiveClassifier, about: str, out: Path, overwrite: boo
 
 
 def predict(
-    folder: Annotated[Path, Argument(metavar="FOLDER", help="Images, in folders however deep.")],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Images, in subfolders of any depth.")],
     model: Annotated[
         str | None, Option("--model", metavar="FILE", help="What `calibrate` or `guard` wrote, or `hf://owner/name`.")
     ] = None,
@@ -311,7 +311,7 @@ def try_(
     model: Annotated[Path, Argument(metavar="MODEL", help="Its network: a run, or the MODEL of `sirc guard`.")],
     train: Annotated[Path | None, Option(help="The folder of its training images, to show the nearest.")] = None,
     outputs: Annotated[Path | None, Option(help="With `--train`: the folder of `sirc guard --path`.")] = None,
-    host: Annotated[str, Option(help="The address to listen on; `0.0.0.0` is every one.")] = "127.0.0.1",
+    host: Annotated[str, Option(help="The address to listen on; `0.0.0.0` is every address.")] = "127.0.0.1",
     port: Annotated[int, Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 0,
     no_open: Annotated[bool, Option("--no-open", help="Open no browser.")] = False,
     seed: RunSeed = None,

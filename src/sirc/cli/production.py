@@ -25,7 +25,7 @@ FalseAlarms = Annotated[float, Option("--delta", help="The probability of any fa
 
 def serve(
     onnx: Annotated[Path, Argument(metavar="MODEL.onnx", help="What `sirc export` wrote.")],
-    host: Annotated[str, Option(help="The address to listen on; `0.0.0.0` is every one.")] = "127.0.0.1",
+    host: Annotated[str, Option(help="The address to listen on; `0.0.0.0` is every address.")] = "127.0.0.1",
     port: Annotated[int, Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
     state: Annotated[Path | None, Option(metavar="FILE", help="Keeps the monitor's state over restarts.")] = None,
     log: Annotated[
@@ -39,7 +39,7 @@ def serve(
     max_pixels: Annotated[int, Option(help="The most pixels of an image.", min=1)] = 50_000_000,
     max_body: Annotated[int, Option(help="The most bytes of a form with images.", min=1)] = 64 << 20,
     max_memory: Annotated[int, Option(help="The most bytes of decoded and prepared images.", min=1)] = 1 << 30,
-    max_seconds: Annotated[float, Option(help="After these, a request is answered with 503.", min=0.001)] = 30.0,
+    max_seconds: Annotated[float, Option(help="Seconds after which a request is answered with 503.", min=0.001)] = 30.0,
     quiet: Annotated[bool, Option("--quiet", "-q", help="No line for each request.")] = False,
 ) -> None:
     """Serve decisions over HTTP: POST /predict, GET /health, /ready, /metrics, /monitor and /.
@@ -80,7 +80,8 @@ def monitor(
         str, Option(metavar="FILE", help="What `calibrate`, `guard` or `export` wrote, or `hf://owner/name`.")
     ],
     confidences: Annotated[
-        Path, Option(help="Those in production, in order: the log of `sirc serve`, a `.csv`, `.npy` or `.npz` file.")
+        Path,
+        Option(help="Confidences in production, in order: the log of `sirc serve`, a `.csv`, `.npy` or `.npz` file."),
     ],
     column: Annotated[str | None, Option(help="The column, or array of a `.npz` file. Default: `confidence`.")] = None,
     delta: FalseAlarms = 0.05,

@@ -55,7 +55,9 @@ _ENDINGS = {"csv": ".csv", "markdown": ".md", "html": ".html", "latex": ".tex"}
 Studies = Annotated[list[Path], Argument(metavar="RUN", help="Folders of `sirc run`, or `results.csv` files.")]
 Stored = Annotated[list[Path], Argument(metavar="RUN", help="Folders that `sirc run` or `sirc demo` made.")]
 StageName = StrEnum("StageName", ["train", "extract", "fit", "page", "figures"])
-Redo = Annotated[list[StageName] | None, Option("--redo", help="Do a stage again; repeat. Nothing else retrains.")]
+Redo = Annotated[
+    list[StageName] | None, Option("--redo", help="Do a stage again; repeat. Only `train` retrains networks.")
+]
 Intervals = Annotated[bool, Option("--intervals", help="Show the 95% interval of each number, over samples.")]
 Figures = Annotated[bool, Option("--figures/--no-figures", help="Whether to draw figures.")]
 
@@ -222,8 +224,8 @@ def table(
     metric: Annotated[Names, Option(help="A metric, such as `auroc`, `fpr@95` or `aurr`; repeat.")] = None,
     negative: Annotated[Names, Option(help="`wrong`, `OOD mean`, an OOD set or a group; repeat. Default: all.")] = None,
     score: Annotated[Names, Option(help="A score to show; repeat. Default: those of `[report]`, or all.")] = None,
-    alpha: Annotated[float | None, Option(help="Which share of ID input, if the results have several.")] = None,
-    beta: Annotated[float | None, Option(help="Which cost of accepting ID✗, if the results have several.")] = None,
+    alpha: Annotated[float | None, Option(help="The α to show, if the results have several.")] = None,
+    beta: Annotated[float | None, Option(help="The β to show, if the results have several.")] = None,
     spread: Annotated[bool, Option("--spread", help="Mean ± 2 std over seeds instead of the mean.")] = False,
     intervals: Intervals = False,
     out: Annotated[Path | None, Option(help="Write to this file; its ending chooses the format.")] = None,

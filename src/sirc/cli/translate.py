@@ -107,10 +107,10 @@ def in_options(command: Callable[..., None], text: str) -> str:
             return f"`{found[1]} = {_as_toml(found[2])}` in the TOML" if _TOML in kinds else _GONE
         return _GONE if _PYTHON.match(code) else f"`{code}`"
 
-    told = re.sub(r"`([^`]*)`", translated, text)
-    told = re.sub(r"(`--[^`]*`) or \1", r"\1", told)
-    told = re.sub(r" in the TOML(?= \w+ `[^`]*` in the TOML)", "", told)
-    return "".join(map(_without_gone, re.split(r"(?<=[.?!])(?= )|(?=\n)", told))).lstrip(" ") or text
+    message = re.sub(r"`([^`]*)`", translated, text)
+    message = re.sub(r"(`--[^`]*`) or \1", r"\1", message)
+    message = re.sub(r" in the TOML(?= \w+ `[^`]*` in the TOML)", "", message)
+    return "".join(map(_without_gone, re.split(r"(?<=[.?!])(?= )|(?=\n)", message))).lstrip(" ") or text
 
 
 def _without_gone(sentence: str) -> str:

@@ -298,7 +298,7 @@ def other_files(folder: Path) -> Iterator[str]:
 
 
 def file_sizes(root: Path, names: FileNames) -> npt.NDArray[np.int64]:
-    """Look up the size of each file, −1 where there is none; in threads, as network file systems answer slowly."""
+    """Look up the size of each file, −1 if it is missing; in threads, as network file systems answer slowly."""
 
     def sizes(start: int) -> list[int]:
         return [_size(os.path.join(root, names[i])) for i in range(start, min(start + _CHUNK, len(names)))]

@@ -75,7 +75,7 @@ class Reader(ABC):
         """Read these rows in order; each span starts a new batch, so that all processes make the same batches."""
 
     def first(self, count: int) -> object:
-        """Read the first `count` items, fewer where some are broken; None where none can be read."""
+        """Read the first `count` items, fewer if some are broken; None if none can be read."""
         for start in range(0, len(self), count):
             for got in self.read([range(start, min(start + count, len(self)))], workers=0):
                 if got.batch is not None:

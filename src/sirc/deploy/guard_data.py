@@ -34,7 +34,7 @@ def opened(source: Any, classes: Sequence[str] | None = None, *, labelled: bool 
 
 
 def numbered_by(val: Any, names: Sequence[str]) -> Any:
-    """Number the classes of validation images as the network does, or warn where only the user can."""
+    """Number the classes of validation images as the network does, or warn if only the user can."""
     found = class_names_in(val)
     if not set(found) <= set(names):  # `names` may be other words for the same classes
         return val
@@ -50,7 +50,7 @@ def numbered_by(val: Any, names: Sequence[str]) -> Any:
 
 
 def class_names_in(source: Any) -> list[str]:
-    """The names of the classes of a dataset, or of that in a loader or subset; none where they are not known."""
+    """The names of the classes of a dataset, or of that in a loader or subset; none if they are not known."""
     while not hasattr(source, "classes") and isinstance(source, DataLoader | Subset):  # others may renumber
         source = source.dataset
     found = () if getattr(source, "target_transform", None) else getattr(source, "classes", ())
@@ -75,7 +75,7 @@ def require_labels(name: str, rows: KnownOutputs) -> None:
 
 
 def first_inputs(count: int, *sources: Any) -> object:
-    """Read the first inputs, fewer where some are broken, of the first source that can be read again."""
+    """Read the first inputs, fewer if some are broken, of the first source that can be read again."""
     return next((batch for source in sources if (batch := _first_of(source, count)) is not None), None)
 
 

@@ -56,7 +56,7 @@ _HELD_OUT = 0.2  # the share of training rows that stand in for missing validati
 _MOST_HELD_OUT = 10_000  # of those rows
 _SEED = 0  # of their choice
 _BATCH = 8192  # stored rows read at a time
-_FEW_REJECTED = 5  # validation rows: of fewer, nothing is told
+_FEW_REJECTED = 5  # validation rows; fewer are not reported
 _NAMED = 10  # absent classes
 
 
@@ -286,7 +286,7 @@ def _as_one(model: nn.Module | str | Sequence[nn.Module]) -> nn.Module | str:
 def _named(text: str, names: Sequence[str] | None) -> tuple[nn.Module, Preprocess | None]:
     try:
         return named(text, None if names is None else len(names))
-    except StoreError as error:  # whose way out is that of `named`
+    except StoreError as error:  # which says what to do for `named`
         counted = "there are as many as folders; name all of them, `classes=…`"
         raise StoreError(re.sub(r"pass `num_classes=\d+`", counted, str(error))) from error
 

@@ -166,7 +166,7 @@ def _is_sealed(data: bytes) -> bool:
     if data.endswith(_seal(memoryview(data)[: -len(_seal(b""))])):
         return True
     if _SEAL in data:  # refused before onnxruntime reads it
-        raise StoreError("its digest tells that graph, weights, threshold or classes were changed since")
+        raise StoreError("its digest shows a later change of the graph, weights, threshold or classes")
     return False
 
 
@@ -177,7 +177,7 @@ def _facts_of(session: Any, sealed: bool) -> dict[str, Any]:
     if facts is None:
         raise StoreError("it does not say how it was calibrated")
     if not sealed and metadata.get(_FACTS_DIGEST) != hashlib.sha256(facts.encode()).hexdigest():
-        raise StoreError("its digest tells that what it says of its calibration was changed since")
+        raise StoreError("its digest shows a later change of what it says about its calibration")
     return dict(json.loads(facts))
 
 
@@ -193,7 +193,7 @@ def _exporting(model: nn.Module) -> Iterator[None]:
         why = shorten(first_line(error.__cause__ or error), 200)
         raise ValueError(
             f"a model must be traceable to be exported; torch cannot trace {type(model).__name__} ({why}). "
-            "`torch.onnx.export(model, …, dynamo=True)` tells where"
+            "`torch.onnx.export(model, …, dynamo=True)` shows where"
         ) from error
     finally:
         logging.disable(before)
@@ -212,7 +212,7 @@ class OnnxRow(NamedTuple):
 
     label: int
     class_name: str | None
-    """None where the graph does not name its classes."""
+    """None if the graph does not name its classes."""
     confidence: float
     accepted: bool
     reason: str | None
@@ -278,7 +278,7 @@ class OnnxGraph:
         self.threshold = Threshold.from_dict(facts["threshold"])
         self._reasons = [str(words) for words in facts["reasons"]] if _REASON in self._outputs else None
         self.quantiles = [float(value) for value in facts.get("quantiles") or ()]
-        """Those of the calibration, at 5%, 10%, …, 95%; none where the threshold was given."""
+        """Those of the calibration, at 5%, 10%, …, 95%; none if the threshold was given."""
         kept = facts.get("confidences")
         self.calibration = None if kept is None else np.frombuffer(base64.b64decode(kept, validate=True), "<f8")
         """Confidences of the ID rows that set the threshold, for `sirc.monitor`; graphs of earlier versions have none.

@@ -167,7 +167,7 @@ def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:
 
 
 def class_names_in(facts: dict[str, Any], count: int | None) -> list[str] | None:
-    """The names of the classes in what a file says, one for each of `count`; None where it has none."""
+    """The names of the classes in what a file says, one for each of `count`; None if it has none."""
     names = None if facts["classes"] is None else _texts_in(facts["classes"], "class names")
     if names is not None and count not in (None, len(names)):
         raise ValueError(f"it must name each of its {count} classes; it has {len(names)} names")
@@ -181,7 +181,7 @@ def _texts_in(values: object, name: str) -> list[str]:
 
 
 def _calibration_in(tensors: Mapping[str, Tensor]) -> Tensor:
-    """The confidences that set the threshold; none where it was given."""
+    """The confidences that set the threshold; none if it was given."""
     confidences = tensors["calibration"]
     if confidences.ndim != 1 or confidences.dtype != torch.float64:
         raise ValueError(

@@ -587,7 +587,7 @@ def _check_goal(**goal: object) -> None:
 
 
 def names_of(classes: Sequence[str] | None) -> list[str] | None:
-    """The class names as a list; None where none are given."""
+    """The class names as a list; None if none are given."""
     if classes is not None and not iterates(classes):
         raise ValueError(f"`classes` must be a list of names; got {type(classes).__name__}")
     return None if classes is None else [str(name) for name in classes]

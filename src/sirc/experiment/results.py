@@ -152,7 +152,7 @@ def title_of(experiment: Experiment) -> str:
 
 
 def groups_of(experiment: Experiment) -> dict[str, list[str]]:
-    """The experiment's Close and Far OOD sets, where there are any."""
+    """The experiment's Close and Far OOD sets, if there are any."""
     names = {group: [n for n, s in experiment.data.ood.items() if s.in_group == group] for group in ("Close", "Far")}
     return {group: members for group, members in names.items() if members}
 

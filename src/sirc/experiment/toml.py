@@ -24,7 +24,7 @@ Keys = tuple[str | int, ...]  # an int is a place in a list
 
 EXTENDS = "extends"
 NONE = "none"
-"""Stands for None where leaving the key out would mean something else."""
+"""Stands for None if leaving the key out would mean something else."""
 LATER = {"later": True}
 """The metadata of a field that earlier versions did not have: it is written only where it differs from its default."""
 

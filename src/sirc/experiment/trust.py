@@ -65,7 +65,7 @@ def _require(names: Sequence[str], file: Path, trust: bool) -> None:
         named = listed([f"`{shorten(name)}`" for name in dict.fromkeys(names)][:5])
         raise ConfigError(
             f"'{file}' names code that this command runs: {named}. You did not make it here, or did so with an "
-            "earlier version. Where you trust who made it, and that code, pass `--trust`, once."
+            "earlier version. If you trust its author and that code, pass `--trust`, once."
         )
 
 

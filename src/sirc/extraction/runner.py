@@ -147,7 +147,7 @@ class Runner:
 
 
 def _only_input(batch: object) -> object:
-    """The inputs of a batch; of a dict, its one input, or None where it has several: not all need have a row each."""
+    """The inputs of a batch; of a dict, its one input, or None if it has several, as some may not be rows."""
     if isinstance(batch, Mapping):
         inputs = [value for key, value in batch.items() if key not in LABEL_KEYS]
         return inputs[0] if len(inputs) == 1 else None

@@ -1,4 +1,4 @@
-"""Metrics of selective classification with OOD data: one sort, every α and β, one registry.
+"""Metrics of selective classification with OOD data: the `Ranking` that gives them all, and their registry.
 
 The statistics of their error bars are here too, and the binomial limits that other packages use.
 

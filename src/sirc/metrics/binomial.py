@@ -47,7 +47,7 @@ def binomial_interval(k: int, n: int, delta: float) -> tuple[float, float]:
 
 
 def least_count(n: int, p: float, delta: float) -> int | None:
-    """The smallest j with P(X ≥ j) ≤ δ, or None where even P(X = n) is larger."""
+    """The smallest j with P(X ≥ j) ≤ δ, or None if even P(X = n) is larger."""
     count = bisect_left(range(n + 1), True, key=lambda j: bool(at_least(j, n, p)[0] <= delta))
     return count if count <= n else None
 

@@ -211,7 +211,7 @@ def _spread(sizes: Floats, moments: Floats, excess: Floats, farther: float) -> S
 @final
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its interval; the interval is NaN where there are too few samples for one."""
+    """A number and its interval; the interval is NaN if there are too few samples for one."""
 
     value: float
     low: float

@@ -362,7 +362,7 @@ class Ranking:
         return float("nan") if float(self.thresholds[0]) == float("inf") else float("inf")
 
     def _index(self, threshold: float) -> int:
-        """The last threshold at or above this one; −1 where there is none."""
+        """The last threshold at or above this one; −1 if there is none."""
         return int((self.thresholds >= check_number("threshold", threshold)).sum()) - 1
 
     def _reaching(self, recall: float, positive: Positive = "correct") -> int:

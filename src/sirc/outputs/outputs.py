@@ -244,7 +244,7 @@ class Outputs:
             ...     len(sirc.Outputs.load(f"{folder}/test.npz"))
             2
         """
-        as_npz = is_npz(path, "outputs", "For many shards in a folder, use `OutputStore`.")
+        as_npz = is_npz(path, "outputs", "For many shards in a folder, use `sirc.OutputStore`.")
         if len(self) == 0:
             raise ValueError("outputs must have at least one row to be saved; got an empty selection. Select some.")
         if as_npz:
@@ -266,7 +266,7 @@ class Outputs:
             [[2.0, 0.5]]
         """
         arrays: Mapping[str, ArrayLike]
-        if is_npz(path, "outputs", "For many shards in a folder, use `OutputStore`."):
+        if is_npz(path, "outputs", "For many shards in a folder, use `sirc.OutputStore`."):
             arrays = read_npz(path, _FIELDS)
         else:
             arrays, metadata = read_safetensors(path, foreign=True)

@@ -466,7 +466,7 @@ class _Meta:
                 raise ValueError(f"`{name}` must be a string that names the {name}, or None; got {quoted(value)}.")
 
     def differences(self, other: "_Meta") -> str:
-        """Say what differs; empty where nothing does."""
+        """Say what differs; empty if nothing does."""
         mine, theirs = asdict(self), asdict(other)
         parts = []
         for name, whose in _OTHER.items():

@@ -44,7 +44,7 @@ class Score:
     short: str
     """The name inside a combination."""
     latex: str = ""
-    """Both names in LaTeX; empty where escaping the plain ones is enough. Likewise `html`."""
+    """Both names in LaTeX; empty if escaping the plain ones is enough. The same holds for `html`."""
     html: str = ""
     family: str = "other"
     """Scores of one family share a colour in figures."""

@@ -51,7 +51,7 @@ class RefusedError(MultiPartException):  # the form parser closes its files at s
         if isinstance(error, ClientDisconnect):
             return cls(400, "disconnected", "the client went away before it was answered")
         _log.error("a request failed", exc_info=error)
-        return cls(500, "internal", "the request failed; the log tells why")
+        return cls(500, "internal", "the request failed; the log says why")
 
     def answer(self) -> JSONResponse:
         """The answer in JSON."""

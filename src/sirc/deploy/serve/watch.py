@@ -63,7 +63,7 @@ class Watch:
                     f"the state of a monitor is kept where there is one; here there is none: {self.why_not}"
                 )
             self.log = None if log is None else DecisionLog(log)
-            self.write()  # now, so that a place that takes no file is told before the first request
+            self.write()  # now, so that an unwritable place is reported before the first request
 
     def _read_state(self) -> None:
         calibration, threshold = self._model.calibration, self._model.threshold

@@ -64,7 +64,7 @@ class ConfidenceCounts:
         return -values[last], both[last], errors[last]
 
     def nothing(self) -> float:
-        """A threshold that accepts none of these rows: +inf, or NaN where a confidence is itself +inf."""
+        """A threshold that accepts none of these rows: +inf, or NaN if a confidence is itself +inf."""
         return float("nan") if self.values[0] == np.inf else float("inf")
 
 

@@ -105,7 +105,7 @@ class Explainer:
         return self.guard.classes[label] if self.guard.classes else f"class {label}"
 
     def _top(self, logits: Tensor) -> list[dict[str, object]]:
-        """The most probable classes; none where the network gives no numbers."""
+        """The most probable classes; none if the network gives no numbers."""
         shares = logits.double().softmax(-1)
         if not shares.isfinite().all():
             return []

@@ -42,8 +42,8 @@ class Neighbours:
         self._store.require_complete()
         if self._store.num_features is None:
             raise ValueError(
-                f"outputs must have features to tell what is near; those of '{printable(place)}' have none. Guard with "
-                "a score that reads features, such as `scod`"
+                f"outputs must have features to find the nearest images; those of '{printable(place)}' have none. "
+                "Guard with a score that reads features, such as `scod`"
             )
         self._store.check_model(fingerprint(guard.model))
         self._store.check_data(self._images.fingerprint)

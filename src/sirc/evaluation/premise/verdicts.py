@@ -89,7 +89,7 @@ def recommend(combinations: Sequence[Measured], sizes: Mapping[str, int]) -> tup
         among = f"of those within {100 * SAME:g} points of the highest AUROC of ID✗|ID✓"
         text = f" and, {among}, its S2 has the least in common with S1" if len(holding) > 1 else ""
         least = min(close, key=lambda one: max(abs(one.of(s2, "id", "spearman").value) for s2 in one.s2))
-        return least.score, f"its premise holds{text}; what it finds of OOD input, ID data cannot tell"
+        return least.score, f"its premise holds{text}; ID data cannot show how much OOD input it finds"
     alone = "S1 alone, as SIRC's premise is not seen to hold for any S2"
     if not first.has(WRONG):
         return first.s1, f"{alone}; the first, as without wrong predictions they cannot be told apart"

@@ -35,7 +35,7 @@ def _sentences(choice: Choice) -> Iterator[str]:
         yield f"Use {leader}. It has {lowest}, and its lead over {over} is more than noise ({100 * choice.level:g}%)."
     if len(choice.sizes) == 2:
         yield (
-            "No OOD data was given, so only the ranking of ID✗ and ID✓ was measured (α = 1). Nothing here tells how "
+            "No OOD data was given, so only the ranking of ID✗ and ID✓ was measured (α = 1). Nothing here shows how "
             "these scores do on OOD input: those that are alike on ID data may differ much there."
         )
     groups = {"correct": "ID✓", "wrong": "ID✗"}

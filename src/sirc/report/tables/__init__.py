@@ -87,7 +87,7 @@ class Table:
         return list(self.of_id)
 
     def cell(self, model: str, score: str, negative: str, metric: str) -> Cell:
-        """One value; its mean is NaN where the results have none."""
+        """One value; its mean is NaN if the results have none."""
         return self._grid.get((model, score, negative, metric), Cell(math.nan, math.nan, 0, ""))
 
     def scores_of(self, model: str) -> list[str]:

@@ -74,7 +74,9 @@ def choose(
     """Give the rows asked for, and the scores, negatives and metrics in the order in which they are shown."""
     known_metrics = [metric for metric in summary["metric"].unique() if not _is_of_id(metric)]
     if not known_metrics:
-        raise ValueError("a table needs inputs to tell ID✓ from; no ID prediction is wrong, and there are no OOD sets.")
+        raise ValueError(
+            "a table needs inputs to compare ID✓ with; no ID prediction is wrong, and there are no OOD sets."
+        )
     wanted_metrics = _among("metrics", metrics, known_metrics, _METRICS_HINT)
     if odd := [metric for metric in wanted_metrics if not find_metric(metric)]:
         raise ValueError(f"a table ranks metrics whose better direction is known; got {quoted(odd[0])}.{_METRICS_HINT}")
