@@ -89,17 +89,11 @@ def load(path: PathLike, model: nn.Module) -> SelectiveClassifier:
         fitted_on = tensors.get("fitted_on")
         if fitted_on is not None and (fitted_on.ndim != 2 or fitted_on.dtype != torch.float64):
             raise ValueError("the marks of the rows that it was fitted on must be a table of float64")
-        scorer = Scorer(facts["spec"], parameters_in(tensors), fitted_on=fitted_on, **sizes)
-        preprocess = preprocess_from(facts["preprocess"])
-        selective = SelectiveClassifier(
-            model,
-            scorer,
-            facts["spec"],
-            head=facts["head"],
-            classes=class_names_in(facts, scorer.num_classes),
-            preprocess=preprocess,
-        )
-        selective._hook.is_last = bool(facts["head_is_last"])
+        spec, head, preprocess = facts["spec"], facts["head"], preprocess_from(facts["preprocess"])
+        scorer = Scorer(spec, parameters_in(tensors), fitted_on=fitted_on, **sizes)
+        names = class_names_in(facts, scorer.num_classes)
+        selective = SelectiveClassifier(model, scorer, spec, head=head, classes=names, preprocess=preprocess)
+        selective._hook.is_last = facts["head_is_last"]
         selective._use(Threshold.from_dict(facts["threshold"]))
         calibration = _calibration_in(tensors)
         selective.calibration = calibration.clone() if len(calibration) else None
@@ -162,8 +156,7 @@ def calibration_of(path: PathLike) -> tuple[npt.NDArray[np.float64], Threshold]:
 def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:
     """Read the preprocessing from its JSON values."""
     check_type("preprocess", values, dict | None, "a JSON object")
-    plain: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in (values or {}).items()}
-    return None if values is None else Preprocess(**plain)
+    return None if values is None else Preprocess(**values)
 
 
 def class_names_in(facts: dict[str, Any], count: int | None) -> list[str] | None:
