@@ -459,20 +459,16 @@ def _premise_remark(scorer: Scorer, score: str, rows: Outputs) -> str:
     if {"a", "b"} <= fitted.keys():  # the middle of each witness and the inverse of its scale
         middles = zip(spec.args[1:], fitted["a"].tolist(), fitted["b"].tolist(), strict=True)
         specs = [f"sirc({spec.args[0]}, {s2}, a={a - 3 / b!r}, b={b!r})" for s2, a, b in middles]
-    if not specs or not bool(rows.correct.any()):
+    if not specs:
         return ""
-    verdicts = check_assumptions(Scorer(specs, scorer.parameters), rows).verdicts
-    alike: dict[str, list[str]] = {}
-    reasons: dict[str, tuple[str, str]] = {}  # the first of each kind of verdict, and the score that it is about
-    for s2, verdict in verdicts.items():
+    alike: dict[str, dict[str, str]] = {}  # by kind of verdict: the first reason of each score
+    for s2, verdict in check_assumptions(Scorer(specs, scorer.parameters), rows).verdicts.items():
         kind, _, why = verdict.partition(": ")
-        first = re.split(r"; (?![^(]*\))", why)[0]
-        alike.setdefault(kind, []).append(f"`{s2}`")
-        reasons.setdefault(kind, (f"`{s2}`", first))
+        alike.setdefault(kind, {})[f"`{s2}`"] = re.split(r"; (?![^(]*\))", why)[0]
     parts = []
-    for kind, names in alike.items():
-        about, why = reasons[kind]
-        reason = f"{about}: {why}" if why and len(names) > 1 else why
+    for kind, reasons in alike.items():
+        names, why = list(reasons), next(iter(reasons.values()))
+        reason = f"{names[0]}: {why}" if why and len(names) > 1 else why
         parts.append(f"{kind} for {listed(names)}" + (f" ({reason})" if reason else ""))
     return f"Premise, that features do not speak against what it gets right: {'; '.join(parts)}."
 
