@@ -75,6 +75,7 @@ class ConfidenceGraph(nn.Module):
                 self.register_buffer(buffer, cast.clone(), persistent=False)
         # The buffers are cast to the type of the features.
         self._given_features = self.needs_features or len(self._buffers) > 1
+        # As a number it would be exported in float32, as −∞.
         self.register_buffer("lowest", torch.tensor(LOWEST, dtype=torch.float64), persistent=False)
         self._repeats = Repeats()
 
