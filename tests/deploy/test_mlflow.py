@@ -22,7 +22,8 @@ pytestmark = pytest.mark.slow  # importing MLflow takes seconds
 
 @cache
 def pyfunc():
-    return flavour._pyfunc()
+    with flavour._pyfunc() as found:
+        return found
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def save_model(graph: PathLike, path: PathLike, **options: Any) -> None:
     the columns of `sirc predict`. Otherwise it takes what the network took, an array or a dict of arrays. The signature
     says which, and the metadata say what the threshold promises. `options` go to `mlflow.pyfunc.save_model`.
     """
-    with _known_signature() as pyfunc:
+    with _pyfunc() as pyfunc:
         pyfunc.save_model(path=Path(path), **_described(graph, **options))
 
 
@@ -40,16 +40,16 @@ def log_model(graph: PathLike, name: str = "model", **options: Any) -> ModelInfo
 
     `registered_model_name="flowers"` registers it too.
     """
-    with _known_signature() as pyfunc:
+    with _pyfunc() as pyfunc:
         made: ModelInfo = pyfunc.log_model(name=name, **_described(graph, **options))
     return made
 
 
 def load_model(uri: str) -> OnnxGraph:
     """Load the graph itself, with its `threshold` and `classes`, from where MLflow keeps it."""
-    _pyfunc()
-    from mlflow.artifacts import download_artifacts
-    from mlflow.models import Model
+    with _pyfunc():
+        from mlflow.artifacts import download_artifacts
+        from mlflow.models import Model
 
     folder = Path(download_artifacts(artifact_uri=uri)).resolve()
     flavour = Model.load(folder).flavors.get("python_function", {})
@@ -134,16 +134,10 @@ def _signature(graph: OnnxGraph) -> ModelSignature:
 
 
 @contextmanager
-def _known_signature() -> Iterator[Any]:
-    """MLflow's pyfunc without the warning that no input example was given."""
-    pyfunc = _pyfunc()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*An input example was not provided")
-        yield pyfunc
-
-
-def _pyfunc() -> Any:
-    # MLflow warns about its own types.
+def _pyfunc() -> Iterator[Any]:
+    """MLflow's pyfunc, without its warnings about its own types and that no input example was given."""
     with needing("an MLflow model", "mlflow", "mlflow"), warnings.catch_warnings(action="ignore"):
         import mlflow.pyfunc
-    return mlflow.pyfunc
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*An input example was not provided")
+        yield mlflow.pyfunc
