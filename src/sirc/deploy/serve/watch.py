@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ _POINTS = 256  # of the history, at most: beyond that every second one is droppe
 _FIELDS = ("time", "inputs", "rate", "low", "high", "e_value", "ood_share")
 _ROWS = 20_000  # of one file of the log
 _KEPT = 100_000  # rows of the log that wait for a disk that takes none
-LogRow: TypeAlias = tuple[float, str, int, int, str | None, float, bool, str | None]
+LogRow: TypeAlias = tuple[datetime, str, int, int, str | None, float, bool, str | None]
 """A row of the log: the columns of `_table`, the last five of which are an `OnnxRow`."""
 
 
@@ -92,7 +92,8 @@ class Watch:
                 if len(self._history) > _POINTS:
                     del self._history[::2]
             if self.log is not None:
-                self.log.add([(self._now, request, image, *row) for image, row in enumerate(rows)])
+                now = datetime.fromtimestamp(self._now, UTC)
+                self.log.add([(now, request, image, *row) for image, row in enumerate(rows)])
 
     def about(self) -> dict[str, object]:
         """The monitor's report in words and numbers, with its history."""
@@ -292,6 +293,4 @@ def _table(rows: list[LogRow]) -> pa.Table:
         "accepted": pa.bool_(),
         "reason": pa.string(),
     }
-    columns: list[Any] = [*map(list, zip(*rows, strict=True))]
-    columns[0] = [round(seconds * 1e6) for seconds in columns[0]]
-    return pa.table([pa.array(*pair) for pair in zip(columns, types.values(), strict=True)], names=[*types])
+    return pa.table(dict(zip(types, zip(*rows, strict=True), strict=True)), schema=pa.schema(types))
