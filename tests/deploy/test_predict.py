@@ -277,6 +277,7 @@ def test_images_that_keep_their_size_are_taken_one_by_one(tmp_path, selective, g
     own = Preprocess(resize=None, crop=None, mean=PREPROCESS.mean, std=PREPROCESS.std)
     table = predict_folder(selective, tmp_path, preprocess=own)
     assert list(table["error"] == "") == [True, True, False]  # a kernel of 3 × 3 cannot see one pixel
+    assert table["error"][2].startswith("the network cannot take an image of 1 × 1 pixels: ")
     by_graph = predict_folder(graph, tmp_path, preprocess=own)
     assert list(by_graph["error"] == "") == [False, True, False]
     assert "16 × 16" in by_graph["error"][0]

@@ -17,7 +17,7 @@ from sirc._utils import distributed
 from sirc._utils.checks import check_path, check_positive, check_type
 from sirc._utils.files import PathLike, atomic_write, content_digest, refuse_existing
 from sirc._utils.parts import Parts
-from sirc._utils.text import as_csv
+from sirc._utils.text import as_csv, first_line
 from sirc.data import DatasetReader, FileNames, FileSet, IndexedBatch, Preprocess, image_folder, printable
 from sirc.deploy.onnx import OnnxModel
 from sirc.deploy.saved import contents
@@ -178,8 +178,8 @@ class Decider:
             )
         self.preprocess, self._steps = found, found.test()
         # Images of different sizes cannot form a batch.
-        self.one_size = found.crop is not None or isinstance(found.resize, tuple)
-        self.batch_size = check_positive("batch_size", batch_size) if self.one_size else 1
+        self._one_size = found.crop is not None or isinstance(found.resize, tuple)
+        self.batch_size = check_positive("batch_size", batch_size) if self._one_size else 1
 
     def prepare(self, image: Image) -> Tensor:
         """Prepare an image; refuse one that would take too much memory."""
@@ -193,15 +193,25 @@ class Decider:
             rows.update(zip(reading.index, self._decide(reading.batch), strict=True))
         return rows
 
+    @contextmanager
+    def refusing_sizes(self, images: Tensor) -> Iterator[None]:
+        """Refuse images of a size that the model cannot take; where all have one size, the fault is the model's."""
+        height, width = images.shape[-2:]
+        if isinstance(self._model, OnnxModel):
+            self._model.check_size("the image", height, width)
+        try:
+            yield
+        except RuntimeError as error:
+            if self._one_size:
+                raise
+            why = first_line(error)
+            raise ImageError(f"the network cannot take an image of {width} × {height} pixels: {why}") from error
+
     def _decide(self, images: Tensor) -> list[_DecisionRow]:
         try:
-            if isinstance(self._model, OnnxModel):
-                self._model.check_size("the image", *images.shape[-2:])
-            decision, reasons = self._model.explain(images)
-        except (ImageError, RuntimeError) as error:
-            # A model may fail on an image of an odd size; on a batch of equal sizes the fault is the model's.
-            if isinstance(error, RuntimeError) and self.one_size:
-                raise
+            with self.refusing_sizes(images):
+                decision, reasons = self._model.explain(images)
+        except ImageError as error:
             return [(False, None, None, "", str(error))] * len(images)
         label, confidence, accepted = (column.tolist() for column in decision[:3])
         if reasons is None:  # a graph of an earlier version

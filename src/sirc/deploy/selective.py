@@ -468,8 +468,7 @@ class SelectiveClassifier(nn.Module):
                 "a page needs labelled rows that set the threshold; there are none: call `calibrate(val, …)`"
             )
         check_type("ood", ood, Mapping | None, "a dict of OOD sets", "Name each: `ood={'textures': data}`")
-        sets = {name: self._as_outputs(data, labelled=False) for name, data in (ood or {}).items()}
-        others = {name: self._confidences(rows) for name, rows in sets.items()}
+        others = {name: self._confidences(self._as_outputs(data, labelled=False)) for name, data in (ood or {}).items()}
         recall = float((self.calibration[self.calibration_correct] >= threshold.value).double().mean().nan_to_num())
         ev = evaluate(
             {self.spec: (self.calibration, self.calibration_correct)},

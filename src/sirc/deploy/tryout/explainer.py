@@ -12,11 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sirc._utils.text import first_line, percent
+from sirc._utils.text import percent
 from sirc.deploy.confidence_graph import LOWEST
 from sirc.deploy.predict import Decider
 from sirc.deploy.selective import SelectiveClassifier
-from sirc.deploy.serve.uploads import Limits, RefusedError, Upload, count_pixels, decode
+from sirc.deploy.serve.uploads import Limits, Upload, count_pixels, decode
 from sirc.scores import parse, registry
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ class Explainer:
 
     def __init__(self, guard: SelectiveClassifier, neighbours: Neighbours | None, limits: Limits) -> None:
         self.guard, self._neighbours, self._limits = guard, neighbours, limits
-        decider = Decider(guard)  # refuses a guard that cannot decide about files
-        self._preprocess, self._one_size = decider.preprocess, decider.one_size
-        self._geometry, self._normalise = self._preprocess.geometry(), self._preprocess.normalise()
+        self._decider = Decider(guard)  # refuses a guard that cannot decide about files
+        preprocess = self._decider.preprocess
+        self._geometry, self._normalise = preprocess.geometry(), preprocess.normalise()
         self._threshold = guard._check_threshold().value
         self._right, self._wrong = _groups(guard)
 
@@ -72,19 +72,12 @@ class Explainer:
 
     def explain(self, upload: Upload) -> dict[str, object]:
         """The decision about an image, its reason, where its confidence falls, its top classes and nearest images."""
-        count_pixels([upload], self._preprocess, self._limits)
+        count_pixels([upload], self._decider.preprocess, self._limits)
         prepared = self._geometry(decode(upload))
         images = self._normalise(prepared)[None]
-        try:
+        with self._decider.refusing_sizes(images):
             decision, (reason,) = self.guard.explain(images)
             features = None if self._neighbours is None else self.guard.outputs(images)[1]
-        except RuntimeError as error:
-            if self._one_size:
-                raise
-            text = (
-                f"the network cannot take an image of {prepared.width} × {prepared.height} pixels: {first_line(error)}"
-            )
-            raise RefusedError(422, "wrong_size", text) from error
         confidence, accepted = float(decision.confidence[0]), bool(decision.accepted[0])
         label = int(decision.label[0])
         return {
