@@ -17,7 +17,7 @@ from sirc.deploy.confidence_graph import LOWEST
 from sirc.deploy.predict import Decider
 from sirc.deploy.selective import SelectiveClassifier
 from sirc.deploy.serve.uploads import Limits, Upload, count_pixels, decode
-from sirc.scores import parse, registry
+from sirc.scores import registry
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -136,9 +136,8 @@ def rejection_words(reason: str, confidence: float, spec: str) -> str:
         return "No confidence can be computed for it: what the network gives are no finite numbers."
     if reason == "softmax":
         return "The network itself is unsure: its outputs alone do not reach the threshold."
-    name = parse(reason).name if reason != "vim" else reason
-    known = name in registry.names()
-    title = registry.get(name).title if known else {"vim": "ViM"}.get(name, reason)
+    name = reason.partition("(")[0]
+    title = registry.get(name).title if name in registry.names() else {"vim": "ViM"}.get(name, reason)
     sign = f"{_SIGNS.get(name, _UNLIKE)} ({title})"
     if reason == spec:  # a score without parts
         return f"{sign[:1].upper()}{sign[1:]}."
