@@ -1,24 +1,12 @@
 // The page of a service: asks it every few seconds what its monitor has seen, and draws that.
-"use strict";
 
 const SECONDS = 3;
 const STRETCHES = 24; // of the inputs, each with a rate of its own
 const FEW = 20; // inputs of a stretch below which its rate says nothing
 const BOX = { left: 40, right: 352, top: 16, bottom: 166 };
-const byId = (id) => document.getElementById(id);
 const number = new Intl.NumberFormat("en");
 const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
 const last = (list) => list[list.length - 1];
-
-function element(parent, name, attributes, text) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text !== undefined) made.textContent = text;
-  parent.append(made);
-  return made;
-}
-
-const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}%`;
 
 /** A lower bound, which is never rounded up. */
 function atLeast(share) {
@@ -29,15 +17,6 @@ function atLeast(share) {
 function power(log) {
   if (log >= -2 && log < 4) return String(Number((10 ** log).toPrecision(2)));
   return `10${[...String(Math.round(log))].map((c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]).join("")}`;
-}
-
-/** Round steps of an axis, about `count` of them. */
-function ticks(low, high, count) {
-  const rough = (high - low) / count;
-  const unit = 10 ** Math.floor(Math.log10(rough));
-  const step = unit * [1, 2, 5, 10].find((times) => times * unit >= rough);
-  const first = Math.ceil(low / step - 1e-9);
-  return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, i) => (first + i) * step);
 }
 
 /** A chart of one quantity over the inputs: its scales, grid, and a cursor that tells single points. */

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from starlette.requests import Request
 
+_SHARED = {"page.css": ("sirc._utils", "colours.css"), "page.js": (__package__, "drawing.js")}
 _TYPES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 
 
@@ -21,10 +22,9 @@ def safe_headers(images: str) -> dict[str, str]:
 
 
 def page_file(package: str, name: str, headers: dict[str, str] | None = None) -> Response:
-    """A file of a package's page; its style begins with the colours that all pages share."""
-    data = files(package).joinpath(name).read_bytes()
-    if name == "page.css":
-        data = files("sirc._utils").joinpath("colours.css").read_bytes() + data
+    """A file of a package's page; its style and its script begin with what all pages share."""
+    parts = [_SHARED[name]] if name in _SHARED else []
+    data = b"".join(files(place).joinpath(part).read_bytes() for place, part in [*parts, (package, name)])
     return Response(data, media_type=_TYPES[name], headers=headers)
 
 
