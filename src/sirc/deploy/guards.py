@@ -428,8 +428,7 @@ def _hold_out(rows: KnownOutputs) -> tuple[Outputs, _Selection]:
 
 def _warn_of_margin(made: SelectiveClassifier) -> None:
     """Warn if the margin for rounding takes away most of what the threshold would reject."""
-    threshold, rows = made.threshold, made.calibration
-    assert threshold is not None
+    threshold, rows = made._check_threshold(), made.calibration
     assert rows is not None
     low, high = (int((rows < value).sum()) for value in (threshold.value, threshold.value + threshold.margin))
     if threshold.feasible and high >= _FEW_REJECTED and low < high / 2:

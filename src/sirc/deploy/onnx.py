@@ -26,7 +26,7 @@ from sirc._utils.imports import needing
 from sirc._utils.text import first_line, shorten
 from sirc._utils.warn import warn
 from sirc.data import Preprocess
-from sirc.deploy.saved import about, calibration_sample, class_names_in, preprocess_from
+from sirc.deploy.saved import about, calibration_sample, preprocess_from, stored_classes
 from sirc.deploy.selective import Decision, SelectiveClassifier
 from sirc.deploy.threshold import Threshold
 from sirc.errors import ImageError, StoreError
@@ -268,7 +268,7 @@ class OnnxGraph:
     def _read(self, facts: dict[str, Any]) -> None:
         self.facts = facts
         self.spec = str(facts["spec"])
-        self.classes = class_names_in(facts, {tensor.name: tensor.shape for tensor in self.gives}["logits"][1])
+        self.classes = stored_classes(facts, {tensor.name: tensor.shape for tensor in self.gives}["logits"][1])
         self.threshold = Threshold.from_dict(facts["threshold"])
         self._reasons = [str(words) for words in facts["reasons"]] if _REASON in self._outputs else None
         self.quantiles = [float(value) for value in facts.get("quantiles") or ()]

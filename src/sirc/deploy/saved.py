@@ -91,7 +91,7 @@ def load(path: PathLike, model: nn.Module) -> SelectiveClassifier:
             raise ValueError("the marks of the rows that it was fitted on must be a table of float64")
         spec, head, preprocess = facts["spec"], facts["head"], preprocess_from(facts["preprocess"])
         scorer = Scorer(spec, parameters_in(tensors), fitted_on=fitted_on, **sizes)
-        names = class_names_in(facts, scorer.num_classes)
+        names = stored_classes(facts, scorer.num_classes)
         selective = SelectiveClassifier(model, scorer, spec, head=head, classes=names, preprocess=preprocess)
         selective._hook.is_last = facts["head_is_last"]
         selective._use(Threshold.from_dict(facts["threshold"]))
@@ -159,7 +159,7 @@ def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:
     return None if values is None else Preprocess(**values)
 
 
-def class_names_in(facts: dict[str, Any], count: int | None) -> list[str] | None:
+def stored_classes(facts: dict[str, Any], count: int | None) -> list[str] | None:
     """The names of the classes in what a file says, one for each of `count`; None if it has none."""
     names = None if facts["classes"] is None else _texts_in(facts["classes"], "class names")
     if names is not None and count not in (None, len(names)):

@@ -27,7 +27,7 @@ from sirc.deploy.onnx import ROW, OnnxModel, OnnxRow
 from sirc.deploy.serve.uploads import (
     BUSY,
     FORMATS,
-    REQUEST,
+    REQUEST_IMAGES,
     Limits,
     RefusedError,
     Upload,
@@ -168,7 +168,7 @@ class Service:
             "num_classes": facts.get("num_classes"),
             "model": facts.get("model"),
             "input": {"height": height, "width": width, "formats": FORMATS, "preprocess": facts["preprocess"]},
-            "limits": {**vars(self.limits), "max_request_pixels": REQUEST * self.limits.max_pixels},
+            "limits": {**vars(self.limits), "max_request_pixels": REQUEST_IMAGES * self.limits.max_pixels},
         }
 
 

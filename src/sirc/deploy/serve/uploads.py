@@ -25,7 +25,7 @@ from sirc.errors import ImageError
 _log = logging.getLogger("sirc.deploy.serve")
 # The formats of photographs; PIL knows dozens more, some of which start other programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-REQUEST = 4  # a request may have this many times the pixels of one image, as they take time
+REQUEST_IMAGES = 4  # a request may have the pixels of so many images of the largest size, as they take time
 _SCANS = 20  # of a JPEG, at the price of one: cameras write about ten, and each further scan visits every pixel
 _QUOTED = 80  # characters of the client's text that an answer repeats
 _BINARY = "application/octet-stream"
@@ -243,7 +243,7 @@ def count_pixels(uploads: list[Upload], preprocess: Preprocess, limits: Limits) 
                 if pixels > limits.max_pixels:
                     raise PixelsError(f"its {scans:,} scans take as long as {pixels:,} pixels. Save it with fewer")
             counts.append(pixels)
-            if sum(counts) > REQUEST * limits.max_pixels:
+            if sum(counts) > REQUEST_IMAGES * limits.max_pixels:
                 raise PixelsError("it is one too many for the pixels of one request. Send several requests")
     return counts
 
