@@ -96,7 +96,8 @@ class Monitoring:
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON; infinities and NaN are strings."""
-        return {key: as_plain(value) if isinstance(value, float) else value for key, value in asdict(self).items()}
+        plain: dict[str, object] = as_plain(asdict(self))
+        return plain
 
 
 def _limits(interval: tuple[float, float]) -> str:

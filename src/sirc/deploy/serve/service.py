@@ -138,7 +138,7 @@ class Service:
         return self._normalise(image).numpy()
 
     def _as_json(self, rows: Sequence[OnnxRow]) -> dict[str, object]:
-        decisions = [{**dict(zip(ROW, row, strict=True)), "confidence": as_plain(row.confidence)} for row in rows]
+        decisions = [as_plain(dict(zip(ROW, row, strict=True))) for row in rows]
         return {"decisions": decisions, "spec": self.model.spec, "threshold": as_plain(self.model.threshold.value)}
 
     async def is_ready(self) -> bool:

@@ -69,10 +69,7 @@ class Threshold:
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON; infinities are "inf" and "-inf"."""
-        plain = asdict(self)
-        plain["value"] = as_plain(self.value)
-        for name in ("estimates", "bounds"):
-            plain[name] = {key: as_plain(value) for key, value in plain[name].items()}
+        plain: dict[str, object] = as_plain(asdict(self))
         return plain
 
     @classmethod

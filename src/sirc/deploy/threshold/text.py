@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from typing import Any
 
 
 def percent_near(share: float) -> str:
@@ -52,6 +53,8 @@ def report(title: str, parts: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def as_plain(value: float) -> float | str:
-    """A float for JSON, which has no infinities and no NaN: these become strings."""
-    return float(value) if math.isfinite(value) else str(float(value))
+def as_plain(value: Any) -> Any:
+    """A value for JSON, or a dict of them; JSON has no infinities and no NaN: these become strings."""
+    if isinstance(value, Mapping):
+        return {key: as_plain(part) for key, part in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
