@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
-from typing import TYPE_CHECKING
 
 from sirc._utils.files import PathLike
 from sirc._utils.imports import needing
@@ -20,14 +19,12 @@ with needing("the page", "fastapi and uvicorn", "serve"):
     from starlette.exceptions import HTTPException
     from starlette.middleware.base import RequestResponseEndpoint
 
+from sirc.deploy.selective import SelectiveClassifier
 from sirc.deploy.serve import run
 from sirc.deploy.serve.pages import add_page_files, page_file, safe_headers
 from sirc.deploy.serve.uploads import FORMATS, Limits, RefusedError, UploadReader
 from sirc.deploy.tryout.explainer import Explainer
 from sirc.deploy.tryout.neighbours import Neighbours
-
-if TYPE_CHECKING:
-    from sirc.deploy.selective import SelectiveClassifier
 
 __all__ = ["is_own_name", "make_app", "run"]
 

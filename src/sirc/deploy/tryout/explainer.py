@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import math
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from sirc._utils.text import percent
@@ -17,12 +18,8 @@ from sirc.deploy.confidence_graph import LOWEST
 from sirc.deploy.predict import Decider
 from sirc.deploy.selective import SelectiveClassifier
 from sirc.deploy.serve.uploads import Limits, Upload, count_pixels, decode
+from sirc.deploy.tryout.neighbours import Neighbours
 from sirc.scores import registry
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from sirc.deploy.tryout.neighbours import Neighbours
 
 _TOP = 5  # classes that are listed
 _BARS = (12, 40)  # the fewest and most bars of the histogram

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -12,11 +12,9 @@ from torch.nn.functional import normalize
 
 from sirc._utils.files import PathLike
 from sirc.data import image_folder, printable
+from sirc.deploy.selective import SelectiveClassifier
 from sirc.models import fingerprint
 from sirc.outputs import STORE_FILE, OutputStore
-
-if TYPE_CHECKING:
-    from sirc.deploy.selective import SelectiveClassifier
 
 _COUNT = 6
 _BATCH = 4096  # rows of the store that are compared at a time
