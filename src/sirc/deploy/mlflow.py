@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
+import pandas as pd
+
 from sirc._utils.files import PathLike
 from sirc._utils.imports import DISTRIBUTION, needing
 from sirc.deploy.batch_callables import DecideImages
@@ -15,7 +18,6 @@ from sirc.deploy.onnx import ROW, OnnxGraph
 from sirc.deploy.predict import COLUMNS
 
 if TYPE_CHECKING:
-    import pandas as pd
     from mlflow.models.model import ModelInfo
     from mlflow.models.signature import ModelSignature
 
@@ -74,8 +76,6 @@ class _ImageModel:
 
     def predict(self, images: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
         """Decide about images, some at a time; there are no `params`."""
-        import pandas as pd
-
         files, names = list(images[_BYTES]), [f"row {number}" for number in range(len(images))]
         spans = [slice(start, start + _AT_ONCE) for start in range(0, len(files) or 1, _AT_ONCE)]
         parts = [self._decide({_BYTES: files[span], "path": names[span]}) for span in spans]
@@ -91,8 +91,6 @@ class _ArrayModel:
 
     def predict(self, batch: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
         """Decide about an array, or a dict of them; there are no `params`."""
-        import pandas as pd
-
         return pd.DataFrame(self._graph.rows(batch), columns=ROW)[_DECISION]
 
 
@@ -115,7 +113,6 @@ def _described(graph: PathLike, **options: Any) -> dict[str, Any]:
 
 
 def _signature(graph: OnnxGraph) -> ModelSignature:
-    import numpy as np
     from mlflow.models.signature import ModelSignature
     from mlflow.types import ColSpec, Schema, TensorSpec
 
