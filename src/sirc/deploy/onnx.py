@@ -100,8 +100,8 @@ class _Explaining(nn.Module):
 
 def described(selective: SelectiveClassifier) -> str:
     """A graph's metadata: what `save` writes, the words of the reasons, and the calibration's confidences."""
-    rows = None if selective.calibration is None else calibration_sample(selective.calibration).numpy().astype("<f8")
-    kept = None if rows is None else base64.b64encode(rows.tobytes()).decode()
+    rows = calibration_sample(selective.calibration).numpy().astype("<f8")
+    kept = base64.b64encode(rows.tobytes()).decode() if len(rows) else None
     return json.dumps({**about(selective), "reasons": selective.scoring.reasons, "confidences": kept})
 
 
