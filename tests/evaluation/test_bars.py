@@ -10,16 +10,7 @@ import torch
 from scipy import stats
 
 import sirc
-from sirc.metrics import (
-    Placed,
-    area_interval,
-    difference_interval,
-    difference_spread,
-    find_metric,
-    largest_risk,
-    skewness,
-    spread,
-)
+from sirc.metrics import Placed, find_metric, influence, largest_risk
 
 SMOOTH = ("auroc", "aurr", "aurc", "augrc")
 AT_RECALL = ("fpr@95", "risk@95")
@@ -77,7 +68,9 @@ def influences(groups):
 
 
 def spread_of_difference(own, less):
-    return difference_spread(own, less, (np.abs(skewness(own)) + np.abs(skewness(less))) / 2)
+    return influence.difference_spread(
+        own, less, (np.abs(influence.skewness(own)) + np.abs(influence.skewness(less))) / 2
+    )
 
 
 def perfect_values(p):
@@ -130,7 +123,7 @@ def test_variances_are_those_of_metrics_over_many_samples():
     found = np.zeros((2, len(SMOOTH)))
     for repeat in range(80):
         first, second = (influences([part[repeat] for part in parts]) for parts in (groups, noisy))
-        found += np.stack([spread(first).variance, spread_of_difference(second, first).variance]) / 80
+        found += np.stack([influence.spread(first).variance, spread_of_difference(second, first).variance]) / 80
     assert found[0] == pytest.approx(own.var(1), rel=0.1)
     assert found[1] == pytest.approx((other - own).var(1), rel=0.1)
 
@@ -157,9 +150,11 @@ def test_intervals_hold_the_truth_as_often_as_they_say(sizes, means, others):
     held, smooth = np.zeros((2, len(SMOOTH))), plain_values(groups, trapezoids=True)
     for repeat in range(repeats):
         first, second = (influences([part[repeat] for part in parts]) for parts in (groups, noisy))
-        low, high = area_interval(smooth[:, repeat], spread(first), least, most, 0.95)
+        low, high = influence.area_interval(smooth[:, repeat], influence.spread(first), least, most, 0.95)
         held[0] += (low <= truth) & (truth <= high)
-        low, high = difference_interval(other[:, repeat] - own[:, repeat], spread_of_difference(second, first), 0.95)
+        low, high = influence.difference_interval(
+            other[:, repeat] - own[:, repeat], spread_of_difference(second, first), 0.95
+        )
         held[1] += (low <= beside - truth) & (beside - truth <= high)
     assert (held >= 90).all(), held
     assert (held.mean(1) < 99).all(), held
@@ -216,8 +211,10 @@ def test_ends_move_little_where_samples_do():
     for shift in np.linspace(0, 3, 61):
         moved = [groups[0], groups[1] - shift, groups[2]]
         value = plain_values([part[None] for part in moved])[:, 0]
-        found = spread(influences(moved))
-        low, high = area_interval(value, found, perfect_values(300 / 320), np.array([1.0, 0.5, 0.5, 0.5]), 0.95)
+        found = influence.spread(influences(moved))
+        low, high = influence.area_interval(
+            value, found, perfect_values(300 / 320), np.array([1.0, 0.5, 0.5, 0.5]), 0.95
+        )
         widths.append((high - low) / np.sqrt(found.variance))
     assert np.max(widths) < 12
     assert np.abs(np.diff(widths, axis=0)).max() < 0.6

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import sirc
-from sirc.metrics import Placed, Ranking, covariance, derivatives, find_metric, influence, spread
+from sirc.metrics import Placed, Ranking, derivatives, find_metric, influence
 
 GROUPS = ("correct", "wrong", "ood")
 SIZES = (11, 6, 9)
@@ -88,7 +88,7 @@ def test_derivatives_are_linear_in_beta_and_the_same_for_many_at_once():
 def test_the_influences_on_an_auroc_are_delong_s():
     scores = samples(1, (60, 25, 40))
     placed = Placed(scores[0], scores[1], {"x": scores[2]}, equal_sets=False)
-    strays = spread(placed.influences([find_metric("auroc")], "ood", 0.95, 0.5, torch.tensor([0.5])))
+    strays = influence.spread(placed.influences([find_metric("auroc")], "ood", 0.95, 0.5, torch.tensor([0.5])))
     low, high = sirc.Ranking(*scores).auroc_interval("ood")
     assert float(2 * 1.959964 * strays.variance[0] ** 0.5) == pytest.approx(high - low, rel=1e-6)
 
@@ -143,12 +143,14 @@ def test_a_covariance_is_that_of_the_influences_in_blocks_of_any_size(monkeypatc
         right, wrong, ood = samples(1, (30, 12, 20), seed)
         placed.append(Placed(right, wrong, {"x": ood}, equal_sets=False))
     metric, alphas = find_metric("aurr"), torch.tensor([0.2, 0.6, 1.0], dtype=torch.float64)
-    whole = covariance(placed, metric, "ood", 0.95, alphas)
+    whole = influence.covariance(placed, metric, "ood", 0.95, alphas)
     monkeypatch.setattr(influence, "_ROOM", 1)
-    torch.testing.assert_close(covariance(placed, metric, "ood", 0.95, alphas), whole, rtol=1e-12, atol=0)
+    torch.testing.assert_close(influence.covariance(placed, metric, "ood", 0.95, alphas), whole, rtol=1e-12, atol=0)
     assert whole.shape == (12, 12)
     for at, alpha in enumerate(alphas.tolist()):
         for score, one in enumerate(placed):
-            strays = spread(one.influences([metric], "ood", 0.95, alpha, torch.tensor([1.0, 0.0], dtype=torch.float64)))
+            strays = influence.spread(
+                one.influences([metric], "ood", 0.95, alpha, torch.tensor([1.0, 0.0], dtype=torch.float64))
+            )
             place = 4 * at + 2 * score
             assert whole.diag()[place : place + 2].numpy() == pytest.approx(strays.variance, abs=1e-15)

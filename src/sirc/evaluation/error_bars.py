@@ -19,31 +19,17 @@ from sirc._utils.text import quoted
 from sirc._utils.warn import warn
 from sirc.evaluation.inputs import COLUMNS, MEAN, WRONG, as_fractions, as_names
 from sirc.metrics import (
-    BEYOND,
-    Influences,
     Metric,
     Negative,
     Placed,
-    Spread,
     all_metrics,
-    area_interval,
     bootstrap_id_metrics,
     bootstrap_metrics,
     derivatives,
-    difference_interval,
-    difference_spread,
-    even_spread,
     find_metric,
-    is_constant,
+    influence,
     largest_risk,
     lower_is_better,
-    mean_influences,
-    overhang,
-    resolved,
-    rounding_variance,
-    share_interval,
-    skewness,
-    spread,
     wilson_interval,
 )
 
@@ -121,8 +107,8 @@ def intervals(asked: Request) -> pd.DataFrame:
     least, most = np.where(fits, least, 0.0), np.where(fits, most, 1.0)
     # A metric of perfectly separated groups has no spread of its own.
     shares = (at_recall > 0) | (spreads.variance <= (_ROUNDING * np.abs(value)) ** 2)
-    as_shares = share_interval(value - least, spreads.variance, most - least, fewest, level)
-    as_areas = area_interval(value, spreads, least, most, level)
+    as_shares = influence.share_interval(value - least, spreads.variance, most - least, fewest, level)
+    as_areas = influence.area_interval(value, spreads, least, most, level)
     low[known], high[known] = (np.where(shares, least + a, b) for a, b in zip(as_shares, as_areas, strict=True))
     of_id = np.array([not _metric(label).per_negative for label in frame["metric"]])
     wilson = (frame["metric"] == "error").to_numpy()  # a share of the ID samples
@@ -151,7 +137,7 @@ def compare(asked: Request, baseline: str) -> pd.DataFrame:
     difference = value - value[against]
     sign = np.array([-1.0 if lower_is_better(metric) else 1.0 for metric in frame["metric"]])
     known, error = ~np.isnan(errors[:, 0]), np.sqrt(errors[:, 0])
-    low, high = difference_interval(difference, _unpacked(errors)[0], asked.level)
+    low, high = influence.difference_interval(difference, _unpacked(errors)[0], asked.level)
     with np.errstate(divide="ignore", invalid="ignore"):
         wins = np.where(np.abs(difference) <= _ROUNDING, 0.5, ndtr(sign * difference / error))
     if (rest := np.flatnonzero(~known & (frame["score"] != baseline).to_numpy())).size:
@@ -203,7 +189,7 @@ def _warn_of_few(asked: Request, frame: pd.DataFrame, errors: Floats, *, compari
     right, recall, smallest = asked.ev.sizes["correct"], asked.ev.recall, min(filter(None, asked.ev.sizes.values()))
     metrics = [_metric(label) for label in frame["metric"]]
     drawn = np.isnan(errors[:, 0]) & [metric.derivative is not None for metric in metrics]
-    near = drawn & ["recall" in metric.parameters for metric in metrics] & (right * (1 - recall) < BEYOND)
+    near = drawn & ["recall" in metric.parameters for metric in metrics] & (right * (1 - recall) < derivatives.BEYOND)
     # Judged by the number of negatives and their distance, not by whether the one that matters most was drawn.
     keys = list(zip(frame["score"], frame["negative"], strict=True))
     far = (frame["metric"] == "auroc") & (fewest < _FEW) & (frame["value"] >= _FAR)
@@ -221,16 +207,16 @@ def _warn_of_few(asked: Request, frame: pd.DataFrame, errors: Floats, *, compari
             warn(f"error bars of {named} {doubt}: 95% intervals may cover the truth in under 93%. Use more samples")
 
 
-def _unpacked(errors: Floats) -> tuple[Spread, Floats]:
+def _unpacked(errors: Floats) -> tuple[influence.Spread, Floats]:
     """The spreads of all rows, and `fewest`, `least`, `most` and `at_recall`."""
-    return Spread.of(errors[:, :-4].T), errors[:, -4:].T
+    return influence.Spread.of(errors[:, :-4].T), errors[:, -4:].T
 
 
 @dataclass(frozen=True)
 class _ScoreInfluences:
     """One score's influences on each metric with a derivative."""
 
-    influences: Influences
+    influences: influence.Influences
     usable: Floats
     """For each metric, whether there are enough samples."""
     overhang: float
@@ -240,12 +226,12 @@ class _ScoreInfluences:
     def grains(self) -> dict[int, float]:
         """By the index of each metric at a recall."""
         at_recall = [row for row, metric in enumerate(_with_derivative()) if "recall" in metric.parameters]
-        return {row: rounding_variance(self.influences, row) for row in at_recall}
+        return {row: influence.rounding_variance(self.influences, row) for row in at_recall}
 
     @cached_property
     def skewness(self) -> Floats:
         """The absolute skewness that each stratum adds to each metric."""
-        return np.abs(skewness(self.influences))
+        return np.abs(influence.skewness(self.influences))
 
 
 def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _ScoreInfluences]:
@@ -256,19 +242,21 @@ def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _Scor
         one = placed[name]
         kind: Negative = "wrong" if name == WRONG else "ood"
         values = one.influences(metrics, kind, ev.recall, asked.alpha(name), ev.beta)
-        fine = resolved(one.ranking, ev.recall)
+        fine = derivatives.resolved(one.ranking, ev.recall)
         enough = [_fewest(values, metric, name) >= FEWEST for metric in metrics]
         usable = [float(a and (fine or "recall" not in m.parameters)) for a, m in zip(enough, metrics, strict=True)]
-        own[name] = _ScoreInfluences(values, np.array(usable), float(overhang(one.ranking, asked.alpha(name), ev.beta)))
+        own[name] = _ScoreInfluences(
+            values, np.array(usable), float(derivatives.overhang(one.ranking, asked.alpha(name), ev.beta))
+        )
     if MEAN in asked.negatives:
         sets = [own[name] for name in ev.ood]
         usable = np.min([one.usable for one in sets], axis=0)
         bias = sum(one.overhang for one in sets) / len(sets)
-        own[MEAN] = _ScoreInfluences(mean_influences([one.influences for one in sets]), usable, bias)
+        own[MEAN] = _ScoreInfluences(influence.mean_influences([one.influences for one in sets]), usable, bias)
     return own
 
 
-def _fewest(influences: Influences, metric: Metric, negative: str) -> int:
+def _fewest(influences: influence.Influences, metric: Metric, negative: str) -> int:
     """The size of the smallest stratum that a metric depends on: not ID✗, where ID✓ is compared with OOD."""
     idle = "wrong" if metric.of_negative and negative != WRONG else None
     return min(part.shape[1] for stratum, part in influences.items() if stratum != idle)
@@ -286,11 +274,11 @@ def _spreads(
     for negative in asked.negatives:
         one, other = own[negative], base.get(negative)
         if other is None:
-            usable, columns = one.usable, spread(one.influences).columns()
+            usable, columns = one.usable, influence.spread(one.influences).columns()
         else:
             skew = (one.skewness + other.skewness) / 2
             usable = one.usable * other.usable
-            columns = difference_spread(one.influences, other.influences, skew).columns()
+            columns = influence.difference_spread(one.influences, other.influences, skew).columns()
         alpha = asked.alpha(negative)
         mixture = accuracy, torch.tensor(alpha, dtype=torch.float64), ev.beta[0]
         for row, metric in enumerate(metrics):
@@ -303,12 +291,14 @@ def _spreads(
             judged = names.index("aurr") if metric.of_mixture and not at_recall else row
             both = [one] if other is None else [one, other]
             column = columns[:, row]
-            if columns[0, judged] <= _ROUNDING**2 and all(is_constant(each.influences, judged) for each in both):
+            if columns[0, judged] <= _ROUNDING**2 and all(
+                influence.is_constant(each.influences, judged) for each in both
+            ):
                 # No sample has an influence; allow for three unseen ones (rule of three).
-                column = even_spread(0.0 if other is None else (_UNSEEN / 2 * most / fewest) ** 2, fewest - 1)
+                column = influence.even_spread(0.0 if other is None else (_UNSEEN / 2 * most / fewest) ** 2, fewest - 1)
             elif at_recall and other is not None and column[0] > 0:
                 # A share of few negatives moves in steps, which do not show where two scores agree on all of them.
-                column = even_spread(column[0] + max(one.grains[row], other.grains[row]), np.inf)
+                column = influence.even_spread(column[0] + max(one.grains[row], other.grains[row]), np.inf)
             if other is None and metric.derivative is derivatives.aurc:
                 column[_SHIFTS] -= one.overhang
             errors[negative, metric.name] = np.append(column, [fewest, least, most, at_recall])

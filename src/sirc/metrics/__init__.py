@@ -13,29 +13,12 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from sirc.metrics import derivatives
+from sirc.metrics import derivatives, influence
 from sirc.metrics.areas import largest_risk, least_reaching
 from sirc.metrics.binomial import at_least, binomial_interval, least_count, lower_limit
 from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_id_metrics, bootstrap_metrics
 from sirc.metrics.checks import as_flags, as_scores
-from sirc.metrics.derivatives import BEYOND, overhang, resolved, window
-from sirc.metrics.influence import (
-    Estimate,
-    Influences,
-    Placed,
-    Spread,
-    area_interval,
-    covariance,
-    difference_interval,
-    difference_spread,
-    even_spread,
-    is_constant,
-    mean_influences,
-    rounding_variance,
-    share_interval,
-    skewness,
-    spread,
-)
+from sirc.metrics.influence import Estimate, Placed
 from sirc.metrics.intervals import auroc_influences, spearman, wilson_interval
 from sirc.metrics.ranking import Curve, Negative, Positive, Ranking
 from sirc.metrics.registry import Metric, all_metrics, find_metric, lower_is_better, metric, parse_metric
@@ -45,10 +28,8 @@ if TYPE_CHECKING:
     from sirc.metrics.accumulator import SelectiveMetrics
 
 __all__ = [
-    "BEYOND",
     "Curve",
     "Estimate",
-    "Influences",
     "Metric",
     "Negative",
     "Placed",
@@ -56,9 +37,7 @@ __all__ = [
     "Ranking",
     "SelectiveMetrics",
     "SortedBlock",
-    "Spread",
     "all_metrics",
-    "area_interval",
     "as_flags",
     "as_scores",
     "at_least",
@@ -67,31 +46,19 @@ __all__ = [
     "bootstrap_grids",
     "bootstrap_id_metrics",
     "bootstrap_metrics",
-    "covariance",
     "derivatives",
-    "difference_interval",
-    "difference_spread",
-    "even_spread",
     "find_metric",
-    "is_constant",
+    "influence",
     "largest_risk",
     "least_count",
     "least_reaching",
     "lower_is_better",
     "lower_limit",
-    "mean_influences",
     "metric",
-    "overhang",
     "parse_metric",
     "ranking_of_blocks",
-    "resolved",
-    "rounding_variance",
-    "share_interval",
-    "skewness",
     "spearman",
-    "spread",
     "wilson_interval",
-    "window",
 ]
 
 

@@ -44,7 +44,7 @@ from sirc.evaluation.selection.regret import (
 )
 from sirc.evaluation.selection.text import written
 from sirc.evaluation.tabulated import Pool
-from sirc.metrics import Metric, Negative, all_metrics, bootstrap_grids, covariance, parse_metric, resolved
+from sirc.metrics import Metric, Negative, all_metrics, bootstrap_grids, derivatives, influence, parse_metric
 from sirc.scores import Scorer
 
 __all__ = ["Choice", "select"]
@@ -269,8 +269,10 @@ class _Comparison:
         fewest = min(ev.sizes.values())
         enough = method == "auto" and loss.derivative and fewest >= FEWEST
         placed = [ev._placed(score, negative) for score in ev.scores] if enough else []
-        if placed and ("recall" not in loss.parameters or all(resolved(one.ranking, self.recall) for one in placed)):
-            covaried = covariance(placed, loss, "ood" if ev.ood else "wrong", self.recall, self.alpha)
+        if placed and (
+            "recall" not in loss.parameters or all(derivatives.resolved(one.ranking, self.recall) for one in placed)
+        ):
+            covaried = influence.covariance(placed, loss, "ood" if ev.ood else "wrong", self.recall, self.alpha)
             return "analytic", normal_draws(values, covaried, fewest - 1, self.beta, self.relative, draws, seed)
         blocks = bootstrap_grids(
             ev.confidences, ev.correct, ev.ood, equal_sets=ev.pool == "datasets", metric=loss, recall=self.recall,

@@ -14,7 +14,7 @@ import sirc
 from sirc._utils.arrays import Floats
 from sirc._utils.text import quoted
 from sirc.evaluation import WRONG, Evaluation
-from sirc.metrics import all_metrics, window
+from sirc.metrics import all_metrics, derivatives
 from sirc.progress import SILENT, Progress
 from sirc.report.figures.style import Look, method_look
 from sirc.report.names import escape, metric_name, score_family, score_name
@@ -88,7 +88,7 @@ def _model(
     name: str, runs: Sequence[Run], packed: Mapping[int, list[dict[str, object]]], levels: Sequence[float]
 ) -> dict[str, object]:
     evaluation = runs[0].evaluation
-    sets = list(evaluation.ood)
+    sets, right = list(evaluation.ood), int(evaluation.correct.sum())
     return {
         "name": escape(name, "text"),
         "scores": [
@@ -104,7 +104,7 @@ def _model(
             for group, members in evaluation.groups.items()
         },
         # Around each recall, how far the slope of a curve is taken.
-        "windows": [float(f"{window(x, int(evaluation.correct.sum())):.3g}") for x in levels] if len(runs) == 1 else [],
+        "windows": [float(f"{derivatives.window(x, right):.3g}") for x in levels if len(runs) == 1],
         "runs": [
             {
                 "seed": int(run.seed),
