@@ -483,24 +483,19 @@ class _Meta:
         file = folder / STORE_FILE
         try:
             meta = json.loads(file.read_bytes())
+            written = (meta.pop("format", None), meta.pop("version", None)) if isinstance(meta, dict) else None
+            if written == (_FORMAT, _VERSION):
+                return cls(**meta)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise StoreError(
                 f"there is no store at '{folder}': it has no {STORE_FILE}. Check the path, or make one with "
                 "`OutputStore.create`."
             ) from error
-        except (ValueError, RecursionError) as error:
-            raise _unreadable(file, error) from error
-        written = (meta.pop("format", None), meta.pop("version", None)) if isinstance(meta, dict) else None
-        if written != (_FORMAT, _VERSION):
+        except (TypeError, ValueError, RecursionError) as error:
             raise StoreError(
-                f"'{folder}' must be a store, of format {_FORMAT} and version {_VERSION}; its {STORE_FILE} has "
-                f"{written}. Check the path, update sirc to read it, or delete the folder and make the store again."
-            )
-        try:
-            return cls(**meta)
-        except (TypeError, ValueError) as error:
-            raise _unreadable(file, error) from error
-
-
-def _unreadable(file: Path, why: Exception) -> StoreError:
-    return StoreError(f"'{file}' is damaged: {why}. Restore it, or delete its folder and make the store again.")
+                f"'{file}' is damaged: {error}. Restore it, or delete its folder and make the store again."
+            ) from error
+        raise StoreError(
+            f"'{folder}' must be a store, of format {_FORMAT} and version {_VERSION}; its {STORE_FILE} has "
+            f"{written}. Check the path, update sirc to read it, or delete the folder and make the store again."
+        )
