@@ -49,13 +49,13 @@ def test_saved_moments_load_as_they_were(second, classes):
     assert set(saved) == {"count", "mean"} | ({"scatter"} if second else set()) | (
         {"class_count", "class_sum"} if classes else set()
     )
-    again = Moments.load(saved, second=second, classes=classes)
+    again = Moments(second=second, classes=classes).load(saved)
     for one in (again, Moments(second=second, classes=classes).merge(again)):
         assert one.count == 500
         assert torch.equal(one.mean, m.mean)
         assert not second or torch.equal(one.covariance, m.covariance)
         assert not classes or torch.equal(one.class_mean, m.class_mean)
-    nothing = Moments.load(Moments().save())
+    nothing = Moments().load(Moments().save())
     assert nothing.count == 0
     assert nothing.merge(m if second and not classes else Moments().update(z)).count == 500
 

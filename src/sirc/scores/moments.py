@@ -114,13 +114,11 @@ class Moments:
         """The count and all sums as named tensors, for `load`."""
         return {"count": torch.tensor(self.count, device="cpu")} | self._sums
 
-    @classmethod
-    def load(cls, saved: Mapping[str, Tensor], *, second: bool = True, classes: int | None = None) -> Moments:
-        """The moments that `save` returned; the tensors are shared, not copied."""
-        moments = cls(second=second, classes=classes)
-        moments._sums = dict(saved)
-        moments.count = int(moments._sums.pop("count"))
-        return moments
+    def load(self, saved: Mapping[str, Tensor]) -> Moments:
+        """Fill these empty moments with what others of their kind saved, which is not copied; returns itself."""
+        self._sums = dict(saved)
+        self.count = int(self._sums.pop("count"))
+        return self
 
     def _shift_mean(self, count: int, mean: Tensor) -> None:
         """Move the mean to that of both groups, and add the scatter between their means."""

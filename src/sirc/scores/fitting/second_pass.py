@@ -243,7 +243,7 @@ class SecondPass:
             self.rows_read += int(tensors["rows_read"])
             self.checksums += tensors["checksums"].cpu()
             for part, moments in self._moments.items():
-                moments.merge(Moments.load(under(f"{part} ", tensors, device)))
+                moments.merge(Moments().load(under(f"{part} ", tensors, device)))
             self._rows.load(under("row ", tensors, device))
 
     def check_rows(self, count: int, checksums: Tensor) -> None:

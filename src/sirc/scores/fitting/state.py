@@ -281,9 +281,8 @@ class FitState:
         self._rows = facts["rows"] and {**facts["rows"], "device": str(device)}
         for i in range(facts["folds"]):
             moments = self._empty_moments()
-            for part, kept in moments.items():
-                saved = under(f"fold {i} {part} ", tensors, device)
-                moments[part] = Moments.load(saved, second=kept.second, classes=kept.classes)
+            for part, sums in moments.items():
+                sums.load(under(f"fold {i} {part} ", tensors, device))
             self._folds.append(moments)
         self.reservoir.load(under("row ", tensors, device))
         self.marks.load(under("marked ", tensors, torch.device("cpu")))
