@@ -13,8 +13,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-Number = float | Tensor
-
 _GPU_CHUNK = 1 << 24  # shares worked on together on a GPU
 
 
@@ -41,12 +39,11 @@ def least_reaching(share: float, total: int) -> int:
     return next(count for count in (near - 1, near, near + 1) if count / total >= share)
 
 
-def oracle_parts(p: float, alpha: Number, beta: Number) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def oracle_parts(p: float, alpha: float | Tensor, beta: float | Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The oracle's order: the mass of ID✓, the mass and the cost of the cheaper mistake, the cost of the other one."""
     alpha, beta = torch.as_tensor(alpha, dtype=torch.float64), torch.as_tensor(beta, dtype=torch.float64)
     first = torch.where(beta <= 0.5, alpha * (1 - p), 1 - alpha)
-    cheap, dear = torch.minimum(beta, 1 - beta), torch.maximum(beta, 1 - beta)
-    return (alpha * p).expand(first.shape), first, cheap.expand(first.shape), dear.expand(first.shape)
+    return alpha * p, first, torch.minimum(beta, 1 - beta), torch.maximum(beta, 1 - beta)
 
 
 def largest_risk(p: float, alpha: float, beta: float, recall: float = 0.0) -> float:
