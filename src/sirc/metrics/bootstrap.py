@@ -256,7 +256,7 @@ class ResampledScore:
         miss_x = _mean(w_c, self._halved("correct", "wrong", run_x, x["correct"]))
         values: dict[str, Values] = {}
         if wrong.shape[0]:
-            alone = {group: _Parts(c[group], x[group], p, 1.0, beta).risk() for group in inside}
+            alone = {group: _IdPart(c[group], x[group], p, 1.0, beta).risk() for group in inside}
             aurr = _mean(w_c, alone["correct"])
             values["wrong"] = {
                 "auroc": 1 - miss_x,
@@ -266,7 +266,7 @@ class ResampledScore:
                 "aurc": p * aurr + (1 - p) * _mean(w_x, alone["wrong"]),
                 "augrc": beta * (p * (1 - p) * miss_x + (1 - p) ** 2 / 2),
             }
-        mixed = {group: _Parts(c[group], x[group], p, alpha, beta) for group in inside}
+        mixed = {group: _IdPart(c[group], x[group], p, alpha, beta) for group in inside}
         for key, (name, mass) in zip(self._oods, oods.items(), strict=True):
             w_o, run_o = self._running(key, mass)
             o = {group: self._shares(group, key, run_o) for group in (*inside, key)}
@@ -282,7 +282,7 @@ class ResampledScore:
                 "fpr": picked(o["correct"]),
                 "aurr": aurr,
                 "risk": picked(at_correct),
-                "aurc": alpha * id_risk + (1 - alpha) * _mean(w_o, _Parts(c_o, x_o, p, alpha, beta).risk(o[key])),
+                "aurc": alpha * id_risk + (1 - alpha) * _mean(w_o, _IdPart(c_o, x_o, p, alpha, beta).risk(o[key])),
                 "augrc": _augrc(miss_x, miss_o, wrong_above, p, alpha, beta),
             }
         return values
@@ -372,7 +372,7 @@ class ResampledScore:
         return (shares < (self._least - 0.5) / self._right).sum(0).clamp_max(self._right - 1)
 
 
-class _Parts:
+class _IdPart:
     """The ID part of coverage and loss at some samples; each OOD mixture adds its own part."""
 
     def __init__(self, c: Tensor, x: Tensor, p: float, alpha: float, beta: float) -> None:

@@ -31,7 +31,7 @@ def calibrate(log_odds: Tensor, wrong: Tensor) -> tuple[float, float]:
     from scipy.optimize import minimize
     from scipy.special import expit
 
-    mean, deviation = spread(log_odds.double())
+    mean, deviation = mean_and_deviation(log_odds.double())
     t = (log_odds.double().cpu().numpy() - mean) / deviation
     target = wrong.cpu().numpy()
     claimed = np.array([mean, math.log(deviation)])
@@ -52,7 +52,7 @@ def calibrate(log_odds: Tensor, wrong: Tensor) -> tuple[float, float]:
     return float(shift - slope * mean), slope
 
 
-def spread(x: Tensor) -> tuple[float, float]:
+def mean_and_deviation(x: Tensor) -> tuple[float, float]:
     """Mean and standard deviation; a deviation of 0 is returned as 1."""
     mean, deviation = float(x.mean()), float(x.std(correction=0))
     return mean, deviation if deviation > 1e-9 * (1 + abs(mean)) else 1.0

@@ -16,7 +16,7 @@ from sirc.metrics import Ranking
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import bayes, combine, registry
 from sirc.scores.evaluator import Evaluator, needed_leaves, reads_features
-from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, id_share, spread
+from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, id_share, mean_and_deviation
 from sirc.scores.fitting.rows import OutputsLike, indexed_batches
 from sirc.scores.fitting.second_pass import IdRows, each_or_why
 from sirc.scores.id_quantiles import id_quantiles
@@ -182,7 +182,7 @@ class Tuning:
             log_g = bayes.witnessed_log_g(log_u["val"], away["val"])
             log_mean = bayes.log_mean_exp(log_g)
             return {**numbers, "log_mean": (log_mean,)}, log_u["val"], log_g - log_mean
-        center = spread(log_u["val"])
+        center = mean_and_deviation(log_u["val"])
         terms = {name: bayes.basis(log_u[name], away[name], center) for name in parts}
         contrasts = []
         if sets := [name for name in columns if name not in ("val", "unlabelled")]:
