@@ -99,11 +99,8 @@ class FileSet(ImageSet):
         """The path of one image."""
         return printable(self.path(index))
 
-    def _identity(self) -> str:
-        return self._files
-
     @cached_property
-    def _files(self) -> str:
+    def _identity(self) -> str:
         """A digest of names and sizes, in order; moving the folder does not change it."""
         sizes = file_sizes(self.root, self._names)
         if gone := missing_files(self._names, sizes):

@@ -64,6 +64,7 @@ class Noise(ImageSet):
         """Name the image by seed and number."""
         return f"noise image {index} of seed {self.seed}"
 
+    @property
     def _identity(self) -> str:
         return f"noise {self._count} {self.seed} {self.size}"
 
