@@ -185,7 +185,7 @@ class DeviceBatches(_Batches):
         side = preprocess.resize if augment.crop == "resized" and isinstance(preprocess.resize, int) else None
         geometry = preprocess if side is None else Preprocess(side, side, preprocess.interpolation)
         images, self._labels = load("training", train, geometry)
-        self._augment = DeviceAugment(augment, preprocess, images.pixels, seed=order.seed, rows=images.rows)
+        self._augment = DeviceAugment(augment, preprocess, images, seed=order.seed)
         self._validation = None if validation is None else load("validation", validation, preprocess)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
