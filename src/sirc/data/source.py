@@ -80,8 +80,7 @@ class Source:
         if self.count is not None:
             check_positive("count", self.count)
         check_at_least("seed", self.seed, 0)
-        if not isinstance(self.options, dict):
-            raise ValueError(f"`options` must be a table of names and values; got {quoted(self.options)}.")
+        check_type("options", self.options, dict, "a table of names and values")
         if self.dataset == "folder":
             check_type("options.allow_empty", self.options.get("allow_empty", False), bool, "true or false")
         allowed = {"allow_empty"} if self.dataset == "folder" else set()
@@ -157,7 +156,6 @@ def open_source(
     split: str | None = None,
     preprocess: Preprocess | None,
     labelled: bool = True,
-    name: str | None = None,
     unpack: bool = True,
 ) -> ImageSet:
     """Open the part `split` of a dataset, unless the source names another; `labelled=False` for OOD sets.
@@ -181,8 +179,6 @@ def open_source(
         opened = call_function(source.dataset, path, wanted, source.options, labelled=labelled)
     if source.count is not None and not isinstance(opened, Noise):
         opened = opened.subset(source.count, seed=source.seed)
-    if name is not None:
-        opened = opened.named(name)
     return opened.with_transform(None if preprocess is None else eval_transform(source, preprocess))
 
 
