@@ -218,8 +218,8 @@ def _open_plain(source: Source, path: Path, split: str | None, labelled: bool, r
 
 def eval_transform(source: Source, preprocess: Preprocess) -> Transform:
     """Make the test-time preprocessing of a dataset; benchmarks of small images have their own."""
-    scaling = source.benchmark.scaled if source.benchmark else None
-    return preprocess.test() if scaling is None else preprocess.scaled(scaling)
+    geometry = eval_geometry(source, preprocess)
+    return preprocess.test() if geometry is preprocess else preprocess.scaled(geometry.interpolation)
 
 
 def eval_geometry(source: Source, preprocess: Preprocess) -> Preprocess:
