@@ -85,13 +85,7 @@ class Wrapped(ImageSet):
 
 
 def torchvision_set(
-    kind: str,
-    root: Path,
-    split: str | None,
-    options: Mapping[str, object],
-    *,
-    labelled: bool = True,
-    split_required: bool = True,
+    kind: str, root: Path, split: str | None, options: Mapping[str, object], *, labelled: bool, split_required: bool
 ) -> Wrapped:
     """Make a torchvision dataset by its class name; nothing is downloaded unless `options` say `download = true`."""
     with needing(f"torchvision:{kind}", "torchvision"):
@@ -122,7 +116,7 @@ def torchvision_set(
 
 
 def call_function(
-    name: str, path: Path | None, split: str | None, options: Mapping[str, object], *, labelled: bool = True
+    name: str, path: Path | None, split: str | None, options: Mapping[str, object], *, labelled: bool
 ) -> ImageSet:
     """Call `package.module:function` with `options`, and with `split` and `path` if it takes them."""
     function = import_function(name, _FORMS)

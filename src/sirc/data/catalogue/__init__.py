@@ -165,7 +165,7 @@ def missing_list(path: Path, benchmark: Benchmark) -> str:
 
 
 def open_split(
-    benchmark: Benchmark, path: Path, part: Split, *, labelled: bool, list_name: str | None = None, unpack: bool = True
+    benchmark: Benchmark, path: Path, part: Split, *, labelled: bool, list_name: str | None, unpack: bool
 ) -> FileSet:
     """Open one part of a benchmark in the folder `path`; the error says what is missing there."""
     folder = find_folder(path, part)
