@@ -84,7 +84,8 @@ class DeviceAugment:
     def start(self, epoch: int) -> None:
         """Draw the crops and flips of all images of an epoch, before its first batch."""
         generator = torch.Generator().manual_seed(random_key("boxes", self.seed, epoch))
-        boxes = _draw(len(self.images), *self.sides, self.augment, generator)
+        height, width = self.sides
+        boxes = _draw(len(self.images), height, width, self.augment, generator)
         self._boxes = boxes.to(self.images.pixels.device, non_blocking=True)
 
     def __call__(self, index: Tensor) -> Tensor:
