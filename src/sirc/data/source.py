@@ -14,7 +14,7 @@ from sirc._utils.text import quoted
 from sirc.data.base import SPLITS, ImageSet, Transform
 from sirc.data.catalogue import Benchmark, find_benchmark, open_split, split_folder
 from sirc.data.decode import printable
-from sirc.data.folder import Sort, file_list, image_folder
+from sirc.data.folder import Sort, file_list, image_folder, read_lines
 from sirc.data.noise import COUNT, Noise
 from sirc.data.wrapped import call_function, torchvision_set
 
@@ -126,17 +126,12 @@ def class_names(source: Source, root: Path) -> Sequence[str] | None:
         return source.classes
     path = _below(root, "classes", source.classes)
     try:
-        names = [line for line in map(str.strip, path.read_text(encoding="utf-8-sig").splitlines()) if line]
+        return read_lines(path, "class")
     except OSError as error:
         raise FileNotFoundError(
             f"`classes` must be a list of names, or a text file with one on each line; '{printable(path)}' cannot be "
             f"read: {error.strerror}. Its path starts from the data root."
         ) from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"'{printable(path)}' must be a text file in UTF-8 with a class on each line.") from error
-    if not names:
-        raise ValueError(f"'{printable(path)}' must name at least one class; it is empty.")
-    return names
 
 
 def _below(root: Path, name: str, text: str) -> Path:
