@@ -93,7 +93,7 @@ def test_every_ood_set_opens_from_its_folder_under_the_root(tmp_path, key):
 def test_the_id_sets_open_by_split(tmp_path, key):
     MAKERS[key](tmp_path)
     train = open_source(Source(key), root=tmp_path, split="train", preprocess=None)
-    test = open_source(Source(key), root=tmp_path, split="test", preprocess=None, name="mine")
+    test = open_source(Source(key), root=tmp_path, split="test", preprocess=None).named("mine")
     assert (len(train), len(test)) == (6, 3)
     assert train.classes == test.classes == ("n00000000", "n00000001", "n00000002")
     assert (train.labels.tolist(), test.labels.tolist()) == ([0, 0, 1, 1, 2, 2], [0, 1, 2])

@@ -7,8 +7,7 @@ import zipfile
 
 import pytest
 
-from sirc.data import DataReport, benchmarks, check, write_noise
-from sirc.data import benchmarks as registry_function
+from sirc.data import DataReport, benchmark, benchmarks, check, write_noise
 from sirc.data.catalogue import Split
 from support.benchmark_folders import (
     MAKERS,
@@ -33,8 +32,8 @@ def small(monkeypatch):
         if one.key == "imagenet1k":
             parts[0] = Split("train", ("train",), 6)
         shrunk.append(dataclasses.replace(one, splits=tuple(parts), classes=one.classes and 3))
-    monkeypatch.setattr(module, "_BENCHMARKS", tuple(shrunk))
-    assert registry_function()[0].classes == 3
+    monkeypatch.setattr(module, "benchmarks", lambda: tuple(shrunk))
+    assert benchmark("imagenet200").classes == 3
 
 
 def problems(report):

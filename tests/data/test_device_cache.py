@@ -22,7 +22,7 @@ from sirc.experiment.experiment import Experiment
 from sirc.experiment.stages import extract_run, images_of, train_run
 from sirc.experiment.study import run_study
 from sirc.progress import SILENT, Progress
-from sirc.training.batches import IGNORED, DeviceBatches, Order, Process
+from sirc.training.batches import IGNORED, DeviceBatches, Order
 from sirc.training.recipe import Train
 from support.interpreters import launched
 from support.tiny_images import write_images
@@ -247,10 +247,10 @@ def test_training_and_extraction_share_one_tensor(tiny, decoded):
     experiment = tiny("train.cache=device", "seeds=[1]")
     cache = DeviceCache()
     images = images_of(experiment, "train", augmented=True, cache=cache)
-    order = Order(len(images), 8, 1, Process(0, 1, CPU))
+    order = Order(len(images), 8, 1, 0, 1, CPU)
     feed = DeviceBatches(images, None, order, Train(workers=0), experiment.preprocess, SILENT, cache)
     cached = get(cache, images_of(experiment, "train", cache=cache), experiment.preprocess)
-    assert cached.pixels.data_ptr() == feed._augment.images.data_ptr()
+    assert cached.pixels.data_ptr() == feed._augment.images.pixels.data_ptr()
     assert decoded == ["train"]
     get(cache, images, dataclasses.replace(experiment.preprocess, crop=8))
     assert decoded == ["train", "train"]
@@ -283,12 +283,12 @@ def test_a_part_trains_as_if_it_had_been_decoded_alone(tmp_path):
     part, val = whole.held_out(4, seed=0)
     shared = DeviceCache()
     get(shared, whole)
-    order = Order(len(part), 8, 1, Process(0, 1, CPU))
+    order = Order(len(part), 8, 1, 0, 1, CPU)
     feeds = [
         DeviceBatches(part, val, order, Train(workers=0, on_error="skip"), SMALL, SILENT, cache)
         for cache in (None, shared)
     ]
-    assert feeds[1]._augment.rows is not None
+    assert feeds[1]._augment.images.rows is not None
     assert feeds[0].unreadable == feeds[1].unreadable
     assert len(feeds[0].unreadable) == 1
     for alone, beside in zip(feeds[0].epoch(3), feeds[1].epoch(3), strict=True):

@@ -257,7 +257,7 @@ def test_missing_listed_files_are_counted_and_named(folder, tmp_path):
     ("content", "error", "words"),
     [
         (None, FileNotFoundError, "there is no list file"),
-        (b"", ValueError, "must list at least one image; it is empty"),
+        (b"", ValueError, "must name at least one image; it is empty"),
         (b"\x89PNG\xff", ValueError, "must be a text file in UTF-8.*byte 0x89 at 0"),
         (b"a\x00b.png\n", FileNotFoundError, "are missing"),
         (b"owl\n", FileNotFoundError, r"1 \(owl\) of 1 are missing"),

@@ -86,7 +86,7 @@ def test_the_default_scores_are_the_sixteen_of_the_paper_s_tables():
         (["train.precision=fp16"], '`train.precision` must be "fp32" or "bf16"; got "fp16".'),
         (["train.augment.scale=[0, 1]"], r"`train.augment.scale` must be shares of the area, .* got \[0.0, 1.0\]."),
         (["train.augment.ratio=[2, 1]"], "`train.augment.ratio` must be two positive numbers, least first"),
-        (["train.augment.flip=2"], r"`train.augment.flip` must be a probability in \[0, 1\]; got 2.0."),
+        (["train.augment.flip=2"], r"`train.augment.flip` must lie in \[0, 1\]; got 2."),
         (["train.augment.padding=-1"], "`train.augment.padding` must be a whole number ≥ 0; got -1."),
         (["extract.shard_size=0"], "`extract.shard_size` must be a whole number ≥ 1"),
         (["fit.specs=[]"], "`fit.specs` must name at least one score"),

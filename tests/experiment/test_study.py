@@ -986,12 +986,12 @@ def test_every_dataset_is_opened_once_for_all_runs(experiment, monkeypatch):
     opened = []
 
     def counting(source, **options):
-        opened.append(options["name"])
+        opened.append(source)
         return open_source(source, **options)
 
     monkeypatch.setattr("sirc.experiment.images.open_source", counting)
     run_study([experiment], figures=False)
-    assert opened == ["train", "test", "Grey", "Noise"]
+    assert opened == [experiment.source(name) for name in ("train", "test", "Grey", "Noise")]
 
 
 @pytest.mark.slow

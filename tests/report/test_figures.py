@@ -420,6 +420,7 @@ class Squares(ImageSet):
     def where(self, index):
         return str(index)
 
+    @property
     def _identity(self):
         return self.name
 

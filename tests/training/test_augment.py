@@ -8,6 +8,7 @@ from scipy import stats
 from torchvision.transforms import RandomResizedCrop, v2
 from torchvision.transforms.v2 import functional as tvf
 
+from sirc.data import CachedImages
 from sirc.data.preprocess import Preprocess
 from sirc.training.augment import DeviceAugment, Normalise, random_key, resample, training_transform
 from sirc.training.recipe import Augment
@@ -18,6 +19,10 @@ SMALL = Preprocess(resize=None, crop=None, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 
 def pictures(count=6, height=20, width=20, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (count, 3, height, width), generator=generator, dtype=torch.uint8)
+
+
+def cached(images):
+    return CachedImages(images, None, ())
 
 
 @pytest.mark.parametrize("box", [(0, 0, 20, 24), (3, 5, 7, 9), (19, 23, 1, 1), (0, 4, 20, 2), (2, 0, 11, 24)], ids=str)
@@ -62,7 +67,7 @@ def test_normalising_on_the_device_is_the_test_time_preprocessing():
 def boxes_of(augment, height, width, count, seed=1, epoch=0):
     images = torch.zeros(count, 1, height, width, dtype=torch.uint8)
     one = Preprocess(resize=None, crop=None)
-    device = DeviceAugment(augment, one, images, seed=seed)
+    device = DeviceAugment(augment, one, cached(images), seed=seed)
     device.start(epoch)
     return device._boxes.double()
 
@@ -108,7 +113,7 @@ def test_padded_shifts_are_uniform_over_the_padding():
 
 def test_without_crop_and_flip_the_images_are_only_normalised():
     images = pictures()
-    augment = DeviceAugment(Augment(crop="none", flip=0.0), SMALL, images, seed=3)
+    augment = DeviceAugment(Augment(crop="none", flip=0.0), SMALL, cached(images), seed=3)
     augment.start(0)
     got = augment(torch.arange(6))
     torch.testing.assert_close(got, Normalise(SMALL, images.device)(images.float()), atol=1e-4, rtol=0)
@@ -116,16 +121,16 @@ def test_without_crop_and_flip_the_images_are_only_normalised():
 
 def test_an_image_s_crop_depends_on_seed_epoch_and_index_only():
     images = pictures(50)
-    augment = DeviceAugment(Augment(), SMALL, images, seed=3)
+    augment = DeviceAugment(Augment(), SMALL, cached(images), seed=3)
     augment.start(2)
     whole = augment(torch.arange(50))
     torch.testing.assert_close(augment(torch.tensor([17, 3])), whole[[17, 3]], atol=0, rtol=0)
     augment.start(3)
     assert not torch.equal(augment(torch.arange(50)), whole)
-    other = DeviceAugment(Augment(), SMALL, images, seed=4)
+    other = DeviceAugment(Augment(), SMALL, cached(images), seed=4)
     other.start(2)
     assert not torch.equal(other(torch.arange(50)), whole)
-    again = DeviceAugment(Augment(), SMALL, images, seed=3)
+    again = DeviceAugment(Augment(), SMALL, cached(images), seed=3)
     again.start(2)
     assert torch.equal(again(torch.arange(50)), whole)
 

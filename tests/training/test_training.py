@@ -18,7 +18,7 @@ from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
 from sirc.progress import SILENT, Progress
 from sirc.training import preflight
-from sirc.training.batches import IGNORED, DeviceBatches, LoaderBatches, Order, Process
+from sirc.training.batches import IGNORED, DeviceBatches, LoaderBatches, Order
 from sirc.training.loop import learning_rate, train
 from sirc.training.recipe import Augment, Train
 from support import interpreters
@@ -26,7 +26,7 @@ from support.tiny_images import write_images
 
 SMALL = Preprocess(resize=12, crop=12, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 QUICK = Train(epochs=3, batch_size=8, lr=0.05, milestones=(1, 2), workers=0, augment=Augment(scale=(0.5, 1.0)))
-CPU = Process(0, 1, torch.device("cpu"))
+CPU = 0, 1, torch.device("cpu")  # the only process
 
 
 def network(seed=1):
@@ -136,11 +136,11 @@ def test_batches_and_validation_are_the_test_time_preprocessing(images):
     """Workers hand over uint8; what the network sees is what `Preprocess.test` gives, but for rounding."""
     none, test = Augment(crop="none", flip=0.0), SMALL.test()
     expected = torch.stack([test(images.image(index)) for index in range(21)])
-    feed = LoaderBatches(images, images, Order(21, 8, 1, CPU), Train(workers=0, augment=none), SMALL)
+    feed = LoaderBatches(images, images, Order(21, 8, 1, *CPU), Train(workers=0, augment=none), SMALL)
     tested, labels = (torch.cat(part) for part in zip(*feed.validation(), strict=True))
     torch.testing.assert_close(tested, expected, atol=2e-6, rtol=0)
     assert torch.equal(labels, images.labels)
-    order = torch.cat([index for index, _, _ in Order(21, 8, 1, CPU).batches(2)])
+    order = torch.cat([index for index, _, _ in Order(21, 8, 1, *CPU).batches(2)])
     seen = torch.cat([batch.images for batch in feed.epoch(2)])
     torch.testing.assert_close(seen, expected[order], atol=2e-6, rtol=0)
     assert seen.dtype == torch.float32
@@ -250,26 +250,26 @@ def test_a_warm_up_rises_in_a_straight_line():
 
 def test_every_image_is_seen_once_in_an_epoch_by_one_process():
     for world in (1, 2, 3):
-        orders = [Order(21, 8, 7, Process(rank, world, torch.device("cpu"))) for rank in range(world)]
+        orders = [Order(21, 8, 7, rank, world, torch.device("cpu")) for rank in range(world)]
         for parts in zip(*(order.batches(4) for order in orders), strict=True):
             assert len({total for _, total, _ in parts}) == 1
             seen = [i for index, _, counts in parts if counts for i in index.tolist()]
             assert len(seen) == len(set(seen)) == parts[0][1]
-        whole = [index for index, _, _ in Order(21, 8, 7, CPU).batches(4)]
+        whole = [index for index, _, _ in Order(21, 8, 7, *CPU).batches(4)]
         assert sorted(torch.cat(whole).tolist()) == list(range(21))
         first = sorted(i for order in orders for i in next(order.batches(4))[0].tolist())
         assert first == sorted(whole[0].tolist())
-    assert not torch.equal(next(Order(21, 8, 7, CPU).batches(5))[0], whole[0])
+    assert not torch.equal(next(Order(21, 8, 7, *CPU).batches(5))[0], whole[0])
 
 
 def test_a_process_without_images_takes_one_that_does_not_count():
-    order = Order(9, 8, 0, Process(1, 2, torch.device("cpu")))
+    order = Order(9, 8, 0, 1, 2, torch.device("cpu"))
     assert [counts for _, _, counts in order.batches(0)] == [True, False]
 
 
 def test_images_on_the_device_are_those_of_the_files(images):
     none = Augment(crop="none", flip=0.0)
-    order = Order(len(images), 8, 3, CPU)
+    order = Order(len(images), 8, 3, *CPU)
     files = LoaderBatches(images, images, order, Train(workers=0, augment=none), SMALL)
     held = DeviceBatches(images, images, order, Train(workers=0, augment=none), SMALL, SILENT)
     for a, b in zip(files.epoch(0), held.epoch(0), strict=True):
@@ -284,7 +284,7 @@ def test_images_on_the_device_are_those_of_the_files(images):
 def test_images_of_many_sizes_cannot_be_held_uncropped(images, tmp_path):
     Image.new("RGB", (30, 20)).save(tmp_path / "images" / "r" / "other.png")
     raw = Preprocess(resize=None, crop=None)
-    order = Order(22, 8, 3, CPU)
+    order = Order(22, 8, 3, *CPU)
     with pytest.raises(ValueError, match='`cache = "device"` needs images of one size'):
         DeviceBatches(
             image_folder(tmp_path / "images"),
@@ -324,7 +324,7 @@ def test_an_unreadable_training_image_stops_or_does_not_count(images, tmp_path, 
 def test_the_label_of_an_unreadable_image_is_ignored_and_its_pixels_are_blank(images, cache):
     damage(images, 3, 20)
     recipe = Train(workers=0, on_error="skip", augment=Augment(crop="none", flip=0.0))
-    given = images, None, Order(21, 21, 0, CPU), recipe, SMALL
+    given = images, None, Order(21, 21, 0, *CPU), recipe, SMALL
     feed = DeviceBatches(*given, SILENT) if cache == "device" else LoaderBatches(*given)
     (batch,) = feed.epoch(0)
     (order,) = (index for index, _, _ in given[2].batches(0))
@@ -359,7 +359,7 @@ def test_a_machine_that_fails_is_never_skipped(images, monkeypatch):
         raise OSError(24, f"too many open files at {index}")
 
     monkeypatch.setattr(images, "image", full)
-    given = images, images, Order(21, 8, 1, CPU), Train(workers=0, on_error="skip"), SMALL
+    given = images, images, Order(21, 8, 1, *CPU), Train(workers=0, on_error="skip"), SMALL
     feed = LoaderBatches(*given)
     with pytest.raises(ImageError, match=r"every training image must be readable; .*too many open files at \d+$"):
         next(feed.epoch(0))

@@ -62,9 +62,10 @@ class ImageSet(ABC, Dataset[object]):
     def where(self, index: int) -> str:
         """Name one image for messages: by its path, or its number."""
 
+    @property
     @abstractmethod
     def _identity(self) -> str:
-        """Identify the images without transform and labels: by names, sizes and order, or by a seed."""
+        """The images without transform and labels: their names, sizes and order, or a seed."""
 
     def __getitem__(self, index: int) -> object:
         index = self._number(index)
@@ -75,7 +76,7 @@ class ImageSet(ABC, Dataset[object]):
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the images, their order, labels and preprocessing."""
-        digest = hashlib.sha256(self._identity().encode())
+        digest = hashlib.sha256(self._identity.encode())
         digest.update(b"" if self.labels is None else self.labels.numpy().tobytes())
         description = repr(self.transform)
         # The repr of a plain function has an address, which differs between processes, and does not say what it does.
@@ -173,7 +174,7 @@ class ImageSet(ABC, Dataset[object]):
 
         Unlike the fingerprint, it differs between two folders whose files have the same names and sizes.
         """
-        return f"{self._identity()} {self.where(0)} {self.where(len(self) - 1)}" if len(self) else self._identity()
+        return f"{self._identity} {self.where(0)} {self.where(len(self) - 1)}" if len(self) else self._identity
 
     def __repr__(self) -> str:
         classes = f", {len(self.classes)} classes" if self.classes else ""
@@ -219,6 +220,7 @@ class Subset(ImageSet):
         """Name one of the chosen images as the whole set does."""
         return self.whole.where(int(self.indices[index]))
 
+    @property
     def _identity(self) -> str:
         chosen = hashlib.sha256(self.indices.astype("<i8").tobytes()).hexdigest()
-        return f"{self.whole._identity()} {chosen}"
+        return f"{self.whole._identity} {chosen}"

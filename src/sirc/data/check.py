@@ -122,8 +122,8 @@ class _Checker:
     decode: bool
     workers: int
     progress: Progress
-    sort: Sort = "name"
-    order: Sequence[str] | None = None
+    sort: Sort
+    order: Sequence[str] | None
     lines: list[CheckLine] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     classes: dict[str, int] = field(default_factory=dict)

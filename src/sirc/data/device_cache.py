@@ -172,11 +172,7 @@ def _decode(
                     decoded = torch.zeros(len(plain), *got.batch.shape[1:], dtype=torch.uint8, device=device)
                 if got.batch.shape[1:] != decoded.shape[1:]:
                     raise sizes_differ
-                batch = got.batch.to(device, non_blocking=True)
-                if got.lost:
-                    decoded[torch.tensor(got.index, device=device)] = batch
-                else:
-                    decoded[got.index[0] : got.index[-1] + 1] = batch
+                decoded[torch.tensor(got.index, device=device)] = got.batch.to(device, non_blocking=True)
         except RuntimeError as error:
             if "equal size" not in str(error):
                 raise

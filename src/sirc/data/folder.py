@@ -99,11 +99,8 @@ class FileSet(ImageSet):
         """The path of one image."""
         return printable(self.path(index))
 
-    def _identity(self) -> str:
-        return self._files
-
     @cached_property
-    def _files(self) -> str:
+    def _identity(self) -> str:
         """A digest of names and sizes, in order; moving the folder does not change it."""
         sizes = file_sizes(self.root, self._names)
         if gone := missing_files(self._names, sizes):
@@ -194,12 +191,26 @@ def file_list(
     return FileSet(root, names, name=name, labels=numbers, transform=transform)
 
 
-def read_list(path: PathLike, within: Sequence[str] = ()) -> tuple[FileNames, array[int] | None]:
+def read_lines(path: Path, what: str) -> list[str]:
+    """Read the lines of a text file with one `what` on each, without empty ones."""
+    try:
+        lines = list(filter(None, map(str.strip, path.read_text(encoding="utf-8-sig").splitlines())))
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"'{printable(path)}' must be a text file in UTF-8 with one {what} on each line; it has byte "
+            f"0x{error.object[error.start]:02x} at {error.start}. Did you pass an image or an archive?"
+        ) from error
+    if not lines:
+        raise ValueError(f"'{printable(path)}' must name at least one {what}; it is empty. Fetch or write it again.")
+    return lines
+
+
+def read_list(path: Path, within: Sequence[str] = ()) -> tuple[FileNames, array[int] | None]:
     """Read the paths of a list, and the labels if every line has one."""
     labels = array("q")
 
-    def parse(text: str) -> Iterator[str]:
-        for line in filter(None, map(str.strip, text.splitlines())):
+    def parse(lines: list[str]) -> Iterator[str]:
+        for line in lines:
             head, *last = line.rsplit(None, 1)
             if last and _LABEL.fullmatch(last[0]):
                 labels.append(int(last[0]))
@@ -208,18 +219,11 @@ def read_list(path: PathLike, within: Sequence[str] = ()) -> tuple[FileNames, ar
             yield below if slash and first in within else first + slash + below
 
     try:
-        names = FileNames(parse(Path(path).read_text(encoding="utf-8-sig")))
+        names = FileNames(parse(read_lines(path, "image")))
     except (FileNotFoundError, IsADirectoryError) as error:
         raise FileNotFoundError(
             f"there is no list file '{printable(path)}'. Pass the text file that names the images."
         ) from error
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"'{printable(path)}' must be a text file in UTF-8 with one path on each line; it has byte "
-            f"0x{error.object[error.start]:02x} at {error.start}. Did you pass an image or an archive?"
-        ) from error
-    if not len(names):
-        raise ValueError(f"'{printable(path)}' must list at least one image; it is empty. Fetch it again.")
     return names, labels if len(labels) == len(names) else None
 
 

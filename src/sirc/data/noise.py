@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,30 +22,22 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 COUNT = 10_000
-WIDTHS = (2, 256)
 _META = "noise.json"
 _PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"  # the last chunk, which a truncated file lacks
 
 
-class Draw(NamedTuple):
-    """One image before scaling: `pixels` (width, width, 3), and the standard deviation they were drawn with."""
-
-    std: float
-    width: int
-    pixels: npt.NDArray[np.uint8]
-
-
-def draw_noise(seed: int, index: int) -> Draw:
-    """Draw image `index`: s = g², g ~ N(0, 1); width ~ U{2, …, 256}; values ~ N(½, s²), clipped to [0, 1], 8-bit.
+def draw_noise(seed: int, index: int) -> npt.NDArray[np.uint8]:
+    """Draw image `index`, w × w: s = g², g ~ N(0, 1); w ~ U{2, …, 256}; values ~ N(½, s²), clipped to [0, 1], 8-bit.
 
     It depends only on `seed` and `index`, so any part of the set can be made anywhere.
     """
     # NumPy may change its default generator; this one, and scaling by hand, give the same bits in every version.
     random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, index])))
     std = float(random.standard_normal()) ** 2
-    width = int(random.integers(WIDTHS[0], WIDTHS[1], endpoint=True))
+    width = int(random.integers(2, 256, endpoint=True))
     values = 0.5 + std * random.standard_normal((width, width, 3))
-    return Draw(std, width, np.rint(values.clip(0, 1) * 255).astype(np.uint8))
+    pixels: npt.NDArray[np.uint8] = np.rint(values.clip(0, 1) * 255).astype(np.uint8)
+    return pixels
 
 
 @final
@@ -65,13 +57,14 @@ class Noise(ImageSet):
         """Make one image."""
         with needing("Noise", "Pillow"):
             from PIL import Image
-        drawn = Image.fromarray(draw_noise(self.seed, self._number(index)).pixels)
+        drawn = Image.fromarray(draw_noise(self.seed, self._number(index)))
         return drawn.resize((self.size, self.size), Image.Resampling.LANCZOS)
 
     def where(self, index: int) -> str:
         """Name the image by seed and number."""
         return f"noise image {index} of seed {self.seed}"
 
+    @property
     def _identity(self) -> str:
         return f"noise {self._count} {self.seed} {self.size}"
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -27,8 +27,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 from sirc._utils.arrays import bytes_of
 from sirc.errors import ImageError
-
-Items: TypeAlias = Dataset[Any]
 
 READ_ERRORS = (ImageError, OSError, SyntaxError, EOFError)  # raised by Pillow for incomplete files
 _WORKER_OPTIONS = ("prefetch_factor", "multiprocessing_context", "timeout", "worker_init_fn")
@@ -64,7 +62,7 @@ class IndexedBatch:
 class Reader(ABC):
     """A dataset that is read in batches."""
 
-    dataset: Items
+    dataset: Dataset[Any]
     batch_size: int
 
     def __len__(self) -> int:
@@ -100,7 +98,7 @@ class Reader(ABC):
 class DatasetReader(Reader):
     """Reads the items of a dataset with a `DataLoader` of its own."""
 
-    dataset: Items
+    dataset: Dataset[Any]
     batch_size: int
     workers: int = 0
     collate: Callable[[list[Any]], object] = default_collate
@@ -182,7 +180,7 @@ def _reader_of_loader(loader: DataLoader[Any]) -> DatasetReader | None:
 class _Batches(Dataset[object]):
     """The batches of a dataset, by the indices of their rows: the readable items collated, and the others."""
 
-    dataset: Items
+    dataset: Dataset[Any]
     collate: Callable[[list[Any]], object]
 
     def __getitem__(self, rows: Sequence[int]) -> tuple[list[int], object, list[Unreadable]]:
@@ -196,7 +194,7 @@ class _Batches(Dataset[object]):
         return index, self.collate(items) if items else None, lost
 
 
-def data_fingerprint(dataset: Items) -> str:
+def data_fingerprint(dataset: Dataset[Any]) -> str:
     """Digest the items of a dataset and their order.
 
     Image sets of this package have a fingerprint; any other dataset is identified by its length and a few of its items.
@@ -215,7 +213,7 @@ def data_fingerprint(dataset: Items) -> str:
     return digest.hexdigest()[:32]
 
 
-def check_repeatable(dataset: Items) -> None:
+def check_repeatable(dataset: Dataset[Any]) -> None:
     """Refuse a dataset that augments at random: outputs belong to the images as they are at test time."""
     if not len(dataset):  # type: ignore[arg-type]
         raise ValueError("`data` must hold at least one item; it is empty. Check the path and the split.")
@@ -227,13 +225,13 @@ def check_repeatable(dataset: Items) -> None:
             )
 
 
-def _sampled(dataset: Items) -> list[int]:
+def _sampled(dataset: Dataset[Any]) -> list[int]:
     """A few indices from the first to the last."""
     size = len(dataset)  # type: ignore[arg-type]
     return sorted({round(k * (size - 1) / (_SAMPLED - 1)) for k in range(_SAMPLED)}) if size else []
 
 
-def _item_bytes(dataset: Items, index: int) -> bytes:
+def _item_bytes(dataset: Dataset[Any], index: int) -> bytes:
     try:
         return _as_bytes(dataset[index])
     except READ_ERRORS as error:

@@ -14,7 +14,7 @@ from sirc._utils.text import quoted
 from sirc.data.base import SPLITS, ImageSet, Transform
 from sirc.data.catalogue import Benchmark, find_benchmark, open_split, split_folder
 from sirc.data.decode import printable
-from sirc.data.folder import Sort, file_list, image_folder
+from sirc.data.folder import Sort, file_list, image_folder, read_lines
 from sirc.data.noise import COUNT, Noise
 from sirc.data.wrapped import call_function, torchvision_set
 
@@ -80,8 +80,7 @@ class Source:
         if self.count is not None:
             check_positive("count", self.count)
         check_at_least("seed", self.seed, 0)
-        if not isinstance(self.options, dict):
-            raise ValueError(f"`options` must be a table of names and values; got {quoted(self.options)}.")
+        check_type("options", self.options, dict, "a table of names and values")
         if self.dataset == "folder":
             check_type("options.allow_empty", self.options.get("allow_empty", False), bool, "true or false")
         allowed = {"allow_empty"} if self.dataset == "folder" else set()
@@ -127,17 +126,12 @@ def class_names(source: Source, root: Path) -> Sequence[str] | None:
         return source.classes
     path = _below(root, "classes", source.classes)
     try:
-        names = [line for line in map(str.strip, path.read_text(encoding="utf-8-sig").splitlines()) if line]
+        return read_lines(path, "class")
     except OSError as error:
         raise FileNotFoundError(
             f"`classes` must be a list of names, or a text file with one on each line; '{printable(path)}' cannot be "
             f"read: {error.strerror}. Its path starts from the data root."
         ) from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"'{printable(path)}' must be a text file in UTF-8 with a class on each line.") from error
-    if not names:
-        raise ValueError(f"'{printable(path)}' must name at least one class; it is empty.")
-    return names
 
 
 def _below(root: Path, name: str, text: str) -> Path:
@@ -157,7 +151,6 @@ def open_source(
     split: str | None = None,
     preprocess: Preprocess | None,
     labelled: bool = True,
-    name: str | None = None,
     unpack: bool = True,
 ) -> ImageSet:
     """Open the part `split` of a dataset, unless the source names another; `labelled=False` for OOD sets.
@@ -181,8 +174,6 @@ def open_source(
         opened = call_function(source.dataset, path, wanted, source.options, labelled=labelled)
     if source.count is not None and not isinstance(opened, Noise):
         opened = opened.subset(source.count, seed=source.seed)
-    if name is not None:
-        opened = opened.named(name)
     return opened.with_transform(None if preprocess is None else eval_transform(source, preprocess))
 
 
@@ -222,8 +213,8 @@ def _open_plain(source: Source, path: Path, split: str | None, labelled: bool, r
 
 def eval_transform(source: Source, preprocess: Preprocess) -> Transform:
     """Make the test-time preprocessing of a dataset; benchmarks of small images have their own."""
-    scaling = source.benchmark.scaled if source.benchmark else None
-    return preprocess.test() if scaling is None else preprocess.scaled(scaling)
+    geometry = eval_geometry(source, preprocess)
+    return preprocess.test() if geometry is preprocess else preprocess.scaled(geometry.interpolation)
 
 
 def eval_geometry(source: Source, preprocess: Preprocess) -> Preprocess:

@@ -70,11 +70,8 @@ class Wrapped(ImageSet):
         """Name the dataset and the number."""
         return f"image {index} of '{self.name}'"
 
-    def _identity(self) -> str:
-        return f"{self._source} {len(self)} {self._pixels}"
-
     @cached_property
-    def _pixels(self) -> str:
+    def _identity(self) -> str:
         # There are no file names, so a few images represent the set.
         digest = hashlib.sha256()
         for index in np.unique(np.linspace(0, len(self) - 1, _SAMPLED).astype(int)):
@@ -84,17 +81,11 @@ class Wrapped(ImageSet):
                 digest.update(str(error).encode())
                 continue
             digest.update(f"{image.size}".encode() + image.tobytes())
-        return digest.hexdigest()
+        return f"{self._source} {len(self)} {digest.hexdigest()}"
 
 
 def torchvision_set(
-    kind: str,
-    root: Path,
-    split: str | None,
-    options: Mapping[str, object],
-    *,
-    labelled: bool = True,
-    split_required: bool = True,
+    kind: str, root: Path, split: str | None, options: Mapping[str, object], *, labelled: bool, split_required: bool
 ) -> Wrapped:
     """Make a torchvision dataset by its class name; nothing is downloaded unless `options` say `download = true`."""
     with needing(f"torchvision:{kind}", "torchvision"):
@@ -125,7 +116,7 @@ def torchvision_set(
 
 
 def call_function(
-    name: str, path: Path | None, split: str | None, options: Mapping[str, object], *, labelled: bool = True
+    name: str, path: Path | None, split: str | None, options: Mapping[str, object], *, labelled: bool
 ) -> ImageSet:
     """Call `package.module:function` with `options`, and with `split` and `path` if it takes them."""
     function = import_function(name, _FORMS)

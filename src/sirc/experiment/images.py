@@ -115,9 +115,8 @@ def _open_source(experiment: Experiment, name: str, source: Source, *, unpack: b
         split=("train" if name == "train" else "test") if is_id else None,
         preprocess=None,
         labelled=is_id,
-        name=name,
         unpack=unpack,
     )
     if not len(images):  # a user's function may return none
         raise ValueError(f"every dataset must have images; '{name}' of '{experiment.name}' has none. Check it.")
-    return images
+    return images.named(name)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from torch import nn
 
@@ -21,7 +21,7 @@ from sirc._utils.imports import check_options, current_folder, import_function, 
 from sirc._utils.text import closest, first_line, listed, quoted, shorten
 from sirc.data import Preprocess
 from sirc.models.ensemble import Ensemble
-from sirc.models.stems import STEMS, Stem, halve_stem
+from sirc.models.stems import Stem, halve_stem
 from sirc.models.weights import fingerprint, load_weights
 
 _Published: TypeAlias = tuple[int | None, str]  # the number of classes of pretrained weights, and their address
@@ -117,7 +117,7 @@ def check_settings(
     name: str, num_classes: int | None, pretrained: bool | str, checkpoint: PathLike | None, stem: Stem
 ) -> tuple[str, str]:
     """Refuse settings that contradict each other; return the two parts of the model's name."""
-    check_choice("stem", stem, STEMS)
+    check_choice("stem", stem, get_args(Stem))
     if num_classes is not None:
         check_positive("num_classes", num_classes)
     if pretrained == "":

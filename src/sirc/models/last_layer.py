@@ -64,7 +64,7 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
         alone = torch.equal(last.rows[1].to(logits), logits)
         return (None if alone else _around(model, last, logits)) or _head_of(layer, name)
     for run in reversed(runs):
-        if run.rows is not None and run.rows[1].shape == logits.shape and torch.equal(run.rows[1].to(logits), logits):
+        if run.rows is not None and torch.equal(run.rows[1].to(logits), logits):
             if run is not (last := next(other for other in reversed(runs) if other.layer is run.layer)):
                 raise ValueError(
                     f"The head must run last on the features of the logits, since they are caught there. {run.name!r} "

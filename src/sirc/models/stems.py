@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 Stem = Literal["own", "half"]
-STEMS: tuple[Stem, ...] = ("own", "half")
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sirc.data import Preprocess
+from sirc.data import CachedImages, Preprocess
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -71,28 +71,26 @@ class DeviceAugment:
     that is torchvision's result.
     """
 
-    def __init__(
-        self, augment: Augment, preprocess: Preprocess, images: Tensor, *, seed: int, rows: Tensor | None = None
-    ) -> None:
+    def __init__(self, augment: Augment, preprocess: Preprocess, images: CachedImages, *, seed: int) -> None:
         self.augment = augment
         self.images = images
-        self.rows = rows  # of `images` to train on; all, if None
         self.seed = seed
+        self.sides = images.pixels.shape[-2:]
         whole = augment.crop != "resized" or preprocess.size is None
-        self.output = images.shape[-2:] if whole else crop_size(preprocess)
-        self._normalise = Normalise(preprocess, images.device)
+        self.output = self.sides if whole else crop_size(preprocess)
+        self._normalise = Normalise(preprocess, images.pixels.device)
         self._boxes: Tensor
 
     def start(self, epoch: int) -> None:
         """Draw the crops and flips of all images of an epoch, before its first batch."""
         generator = torch.Generator().manual_seed(random_key("boxes", self.seed, epoch))
-        count = len(self.images if self.rows is None else self.rows)
-        boxes = _draw(count, self.images.shape[-2], self.images.shape[-1], self.augment, generator)
-        self._boxes = boxes.to(self.images.device, non_blocking=True)
+        height, width = self.sides
+        boxes = _draw(len(self.images), height, width, self.augment, generator)
+        self._boxes = boxes.to(self.images.pixels.device, non_blocking=True)
 
     def __call__(self, index: Tensor) -> Tensor:
         """Augment and normalise the images of these indices."""
-        images = self.images[index if self.rows is None else self.rows[index]].float()  # crops have fractions
+        images = self.images[index].float()  # crops have fractions
         clamp = self.augment.crop == "resized"
         return self._normalise(resample(images, self._boxes[index], self.output, clamp=clamp))
 

@@ -37,24 +37,17 @@ class Batch:
     total: int
 
 
-@dataclass(frozen=True)
-class Process:
-    """One of `world` processes that train together, and its device."""
-
-    rank: int
-    world: int
-    device: torch.device
-
-
 @final
 @dataclass(frozen=True)
 class Order:
-    """The order of the images in each epoch; of each global batch, process r takes images r, r + world, …"""
+    """The order of the images in each epoch, and this process's share of each batch: images rank, rank + world, …"""
 
     count: int
     batch_size: int
     seed: int
-    process: Process
+    rank: int
+    world: int
+    device: torch.device
 
     def __len__(self) -> int:
         return -(-self.count // self.batch_size)
@@ -68,14 +61,13 @@ class Order:
         order = torch.randperm(self.count, generator=generator).to(device)
         for start in range(0, self.count, self.batch_size):
             batch = order[start : start + self.batch_size]
-            mine = batch[self.process.rank :: self.process.world]
+            mine = batch[self.rank :: self.world]
             yield (mine, len(batch), True) if len(mine) else (batch[:1], len(batch), False)
 
     def blocks(self, count: int) -> list[range]:
         """List this process's share of `count` validation images: every world-th block."""
-        rank, world = self.process.rank, self.process.world
-        size = max(1, self.batch_size // world)
-        return [range(start, min(start + size, count)) for start in range(rank * size, count, world * size)]
+        size = max(1, self.batch_size // self.world)
+        return [range(start, min(start + size, count)) for start in range(self.rank * size, count, self.world * size)]
 
 
 class _Batches:
@@ -85,7 +77,7 @@ class _Batches:
         self.order = order
         self.unreadable: set[str] = set()
         self._skip = recipe.on_error == "skip"
-        self._normalise = Normalise(preprocess, order.process.device)
+        self._normalise = Normalise(preprocess, order.device)
 
     def _note_unreadable(self, kind: str, images: ImageSet, lost: Sequence[Unreadable]) -> None:
         """Record unreadable images; raise unless they are skipped, and always if the machine failed."""
@@ -117,7 +109,7 @@ class LoaderBatches(_Batches):
                 num_workers=usable_workers(recipe.workers),
                 collate_fn=collate,
                 persistent_workers=recipe.workers > 0,
-                pin_memory=order.process.device.type == "cuda",
+                pin_memory=order.device.type == "cuda",
                 generator=torch.Generator(),  # leaves the random numbers of the network's dropout alone
             )
 
@@ -147,7 +139,7 @@ class LoaderBatches(_Batches):
                 yield self._on_device(images, labels)
 
     def _on_device(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        device = self.order.process.device
+        device = self.order.device
         return self._normalise(images.to(device, non_blocking=True)), labels.to(device, non_blocking=True)
 
 
@@ -166,7 +158,7 @@ class DeviceBatches(_Batches):
         cache: DeviceCache | None = None,
     ) -> None:
         super().__init__(order, recipe, preprocess)
-        device, augment, cache = order.process.device, recipe.augment, cache or DeviceCache()
+        device, augment, cache = order.device, recipe.augment, cache or DeviceCache()
 
         def load(kind: str, images: ImageSet, geometry: Preprocess) -> tuple[CachedImages, Tensor]:
             cached = cache.pixels(
@@ -185,13 +177,13 @@ class DeviceBatches(_Batches):
         side = preprocess.resize if augment.crop == "resized" and isinstance(preprocess.resize, int) else None
         geometry = preprocess if side is None else Preprocess(side, side, preprocess.interpolation)
         images, self._labels = load("training", train, geometry)
-        self._augment = DeviceAugment(augment, preprocess, images.pixels, seed=order.seed, rows=images.rows)
+        self._augment = DeviceAugment(augment, preprocess, images, seed=order.seed)
         self._validation = None if validation is None else load("validation", validation, preprocess)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yield the batches of an epoch."""
         self._augment.start(epoch)
-        for index, total, counts in self.order.batches(epoch, self.order.process.device):
+        for index, total, counts in self.order.batches(epoch, self.order.device):
             labels = self._labels[index]
             yield Batch(self._augment(index), labels if counts else torch.full_like(labels, IGNORED), total)
 

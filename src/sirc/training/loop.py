@@ -24,7 +24,7 @@ from sirc.data import DeviceCache, Preprocess
 from sirc.models import fingerprint, model_logits
 from sirc.progress import SILENT, Progress
 from sirc.training.augment import random_key
-from sirc.training.batches import IGNORED, Batch, DeviceBatches, LoaderBatches, Order, Process, input_shape
+from sirc.training.batches import IGNORED, Batch, DeviceBatches, LoaderBatches, Order, input_shape
 from sirc.training.checkpoint import Epoch, RunFiles
 from sirc.training.preflight import check_num_outputs, step_undone, try_compile
 
@@ -83,19 +83,19 @@ def train(
         from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=cpu, mixed_precision="no")
-    process = Process(accelerator.process_index, accelerator.num_processes, accelerator.device)
     main = accelerator.is_main_process
     progress = progress if main else SILENT
     with distributed.failing_together():
         shape = input_shape(images, recipe.augment, preprocess)
         check_num_outputs(model, shape, images, validation)
-        optimizer = _prepare(model, recipe, process.device)
+        optimizer = _prepare(model, recipe, accelerator.device)
         history = [] if overwrite else files.resume(model, optimizer)
     _check_agreement(model, history)
     if history:
         progress.note(f"{name}: going on after epoch {len(history)} of {recipe.epochs}")
     with distributed.failing_together():
-        order = Order(len(images), recipe.batch_size, seed, process)
+        processes = accelerator.process_index, accelerator.num_processes, accelerator.device
+        order = Order(len(images), recipe.batch_size, seed, *processes)
         arguments = images, validation, order, recipe, preprocess
         on_device = recipe.cache == "device"
         batches = DeviceBatches(*arguments, progress, cache) if on_device else LoaderBatches(*arguments)
@@ -155,9 +155,9 @@ def _prepare(model: nn.Module, recipe: Train, device: torch.device) -> torch.opt
 
 def _compiled(model: nn.Module, shape: tuple[int, ...], order: Order, recipe: Train, progress: Progress) -> nn.Module:
     """Compile the model for full batches, if that is possible here."""
-    size = -(-min(order.batch_size, order.count) // order.process.world)
-    blank = _formatted(torch.zeros(size, *shape, device=order.process.device), recipe)
-    return try_compile(model, blank, lambda: _autocast(recipe, order.process.device), progress)
+    size = -(-min(order.batch_size, order.count) // order.world)
+    blank = _formatted(torch.zeros(size, *shape, device=order.device), recipe)
+    return try_compile(model, blank, lambda: _autocast(recipe, order.device), progress)
 
 
 @dataclass
@@ -180,15 +180,15 @@ class _Loop:
     @property
     def uses_graph(self) -> bool:
         """True if full batches go through a CUDA graph."""
-        process = self.batches.order.process
-        return self.recipe.graph and process.world == 1 and process.device.type == "cuda"
+        order = self.batches.order
+        return self.recipe.graph and order.world == 1 and order.device.type == "cuda"
 
     def epoch(self, epoch: int) -> Epoch:
         """Train for one epoch and validate; note the images that could not be read for the first time."""
         from accelerate.utils import set_seed
 
         order, name = self.batches.order, self.name
-        set_seed(random_key("network", order.seed, epoch, order.process.rank) % 2**32)  # NumPy takes 32 bits
+        set_seed(random_key("network", order.seed, epoch, order.rank) % 2**32)  # NumPy takes 32 bits
         began = time.perf_counter()
         means = self._train(epoch)
         seconds = time.perf_counter() - began
@@ -204,7 +204,7 @@ class _Loop:
     def _train(self, epoch: int) -> tuple[float, float]:
         """Train for one epoch; return the mean loss and error over all processes."""
         order, optimizer, recipe = self.batches.order, self.optimizer, self.recipe
-        sums = torch.zeros(3, dtype=torch.float64, device=order.process.device)
+        sums = torch.zeros(3, dtype=torch.float64, device=order.device)
         reported = time.perf_counter()
         self.network.train()
         with self.progress.task(f"{self.name}, epoch {epoch + 1}/{recipe.epochs}", order.count) as task:
@@ -236,7 +236,7 @@ class _Loop:
             for name, value in distributed.broadcast_tensors(buffers).items():
                 buffers[name].copy_(value)
         self.network.eval()
-        sums = torch.zeros(3, dtype=torch.float64, device=self.batches.order.process.device)
+        sums = torch.zeros(3, dtype=torch.float64, device=self.batches.order.device)
         for images, labels in self.batches.validation():
             # Not `self.network`, which waits for the other processes: they may have fewer batches.
             logits = self._logits(self.model, images)
@@ -247,7 +247,7 @@ class _Loop:
     def _gradients(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute the gradient of the global mean loss; return the summed loss and the logits."""
         # Processes average their gradients, so each is scaled to its part of the global mean.
-        scale = self.batches.order.process.world / batch.total
+        scale = self.batches.order.world / batch.total
         if self.uses_graph and not self._graph_tried and batch.total == self.batches.order.batch_size:
             self._graph, self._graph_tried = self._capture(batch, scale), True
         graph = self._graph

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Literal, final
 
-from sirc._utils.checks import check_at_least, check_positive
+from sirc._utils.checks import check_at_least, check_fraction, check_positive
 from sirc._utils.precision import Precision
 from sirc.errors import OnError
 
@@ -34,8 +34,7 @@ class Augment:
         if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
             raise ValueError(f"`ratio` must be two positive numbers, least first; got {list(self.ratio)}.")
         check_at_least("padding", self.padding, 0)
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"`flip` must be a probability in [0, 1]; got {self.flip}.")
+        check_fraction("flip", self.flip)
 
 
 @final

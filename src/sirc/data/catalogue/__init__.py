@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -84,26 +85,22 @@ class Benchmark:
         return "\n".join(lines)
 
 
-def _read_catalogue() -> tuple[Benchmark, ...]:
-    benchmarks = []
+@cache
+def benchmarks() -> tuple[Benchmark, ...]:
+    """List all benchmarks: the ID sets, then the OOD sets in the order of the paper's columns."""
+    listed = []
     for table in tomllib.loads(Path(__file__).with_name("benchmarks.toml").read_text(encoding="utf-8"))["benchmark"]:
         parts = [(name, table.pop(name)) for name in SPLITS if name in table]
         table["splits"] = [Split(name, tuple(part["folders"]), part.get("size")) for name, part in parts]
         fields: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in table.items()}
-        benchmarks.append(Benchmark(**fields))
-    return tuple(benchmarks)
+        listed.append(Benchmark(**fields))
+    return tuple(listed)
 
 
-_BENCHMARKS = _read_catalogue()
 # The parts of a user's own folder.
 FOLDER_PARTS = (Split("train", ("train",), None), Split("test", ("test", "val", "validation", "valid"), None))
 TARS = {"train": "ILSVRC2012_img_train.tar", "test": "ILSVRC2012_img_val.tar"}
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
-
-
-def benchmarks() -> tuple[Benchmark, ...]:
-    """List all benchmarks: the ID sets, then the OOD sets in the order of the paper's columns."""
-    return _BENCHMARKS
 
 
 def benchmark(name: str) -> Benchmark:
@@ -113,19 +110,19 @@ def benchmark(name: str) -> Benchmark:
 
 def find_benchmark(what: str, name: str, others: Sequence[str] = ()) -> Benchmark:
     """Find a benchmark; the error calls the argument `what`, and lists `others` among the valid names."""
-    for benchmark in _BENCHMARKS:
-        if str(name).strip().lower() in (benchmark.key, benchmark.title.lower()):
-            return benchmark
-    raise ValueError(unknown_name(what, name, [*(benchmark.key for benchmark in _BENCHMARKS), *others]))
+    for known in benchmarks():
+        if str(name).strip().lower() in (known.key, known.title.lower()):
+            return known
+    raise ValueError(unknown_name(what, name, [*(known.key for known in benchmarks()), *others]))
 
 
 def ood_sets(id_name: str) -> tuple[Benchmark, ...]:
     """List the OOD sets of an ID set, in the order of the paper's columns, without those that share its classes."""
     chosen = benchmark(id_name)
     if chosen.role != "ID":
-        known = ", ".join(one.key for one in _BENCHMARKS if one.role == "ID")
+        known = ", ".join(one.key for one in benchmarks() if one.role == "ID")
         raise ValueError(f"`id_name` must be an ID set, one of {known}; got {quoted(id_name)}, which is an OOD set.")
-    return tuple(one for one in _BENCHMARKS if one.role == "OOD" and chosen.key not in one.overlaps)
+    return tuple(one for one in benchmarks() if one.role == "OOD" and chosen.key not in one.overlaps)
 
 
 def unknown_name(what: str, name: str, known: Sequence[str]) -> str:
@@ -168,7 +165,7 @@ def missing_list(path: Path, benchmark: Benchmark) -> str:
 
 
 def open_split(
-    benchmark: Benchmark, path: Path, part: Split, *, labelled: bool, list_name: str | None = None, unpack: bool = True
+    benchmark: Benchmark, path: Path, part: Split, *, labelled: bool, list_name: str | None, unpack: bool
 ) -> FileSet:
     """Open one part of a benchmark in the folder `path`; the error says what is missing there."""
     folder = find_folder(path, part)

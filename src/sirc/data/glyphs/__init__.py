@@ -83,6 +83,7 @@ class Glyphs(ImageSet):
         """Name the image by set, seed and number."""
         return f"image {index} of {self.what} ({self.split}, seed {self.seed})"
 
+    @property
     def _identity(self) -> str:
         characters, fonts = _DRAWN.get(self.what, ("", ()))
         drawn = f"{characters} {fonts_digest(fonts)}" if fonts else ""
