@@ -23,7 +23,7 @@ from torch import Tensor
 
 import sirc
 from sirc.scores import bayes, combine, id_quantiles, parse
-from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, spread
+from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, mean_and_deviation
 from studies.tools.draws import t_quantile
 from studies.tools.score_table import KEPT, runs_of
 from studies.tools.study import signed
@@ -165,7 +165,7 @@ def witnessed(
         def log_g(log_u: Tensor, away: Sequence[Tensor]) -> Tensor:
             return bayes.witnessed_log_g(log_u, away, log_mean)
     else:
-        center, sets = spread(log_u), [u_and_away(rows) for rows in learn.ood.values()]
+        center, sets = mean_and_deviation(log_u), [u_and_away(rows) for rows in learn.ood.values()]
         weights = [torch.full_like(u, 1 / (len(sets) * len(u))) for u, _ in sets]
         terms = torch.cat([bayes.basis(*part, center) for part in sets])
         contrast = Contrast(terms, torch.cat(weights))
