@@ -3,16 +3,20 @@
 Run it from a checkout: `PYTHONPATH=src python benchmarks/fit.py`. Each fit has a process of its own, so that its peak
 memory is its own too. The rows are a small pool of blocks over and over, since only their number matters here.
 The last figures are of few rows, where the time goes into decompositions: a fit of `sirc(msp, residual)`, each row left
-out of its own statistics, against one `eigh` of the same size in the same process, with one thread and with all.
+out of its own statistics, against one `eigh` of the same size in the same process: with one thread, with all, and with
+all beside other work.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 
 import torch
 from _timing import Row, peak_memory, report, reset_peak, seconds, standard_options, synchronize
@@ -162,17 +166,34 @@ def _few_rows(repeats: int) -> Iterator[Row]:
     z = torch.randn(2000, 1280, generator=generator).mul_(torch.linspace(0.1, 2, 1280)).relu_()
     train, moment = sirc.Outputs(torch.addmm(head.bias, z, head.weight.T), z), z.double().T @ z.double() / len(z)
     cpu = torch.device("cpu")
+
+    def fit() -> None:
+        fresh = sirc.Head(head.weight, head.bias)  # `head` keeps its origin once it is computed
+        sirc.fit("sirc(msp, residual)", train, head=fresh, crossfit=5)
+
+    def row(name: str, summary: Callable[[list[float]], float]) -> Row:
+        pairs = [(seconds(fit, cpu), seconds(lambda: torch.linalg.eigh(moment), cpu)) for _ in range(repeats)]
+        fits, decompositions = (summary(list(times)) for times in zip(*pairs, strict=True))
+        what = f"fit of sirc(msp, residual), 2,000 × 1,280, crossfit=5, {name}"
+        return Row(what, fits, "one eigh of 1,280², float64", decompositions, fits / decompositions, 2)
+
     for threads in sorted({1, everything}):
         torch.set_num_threads(threads)
-        fits, decompositions = [], []
-        for _ in range(repeats):
-            fresh = sirc.Head(head.weight, head.bias)  # which keeps its origin
-            fits.append(seconds(lambda head=fresh: sirc.fit("sirc(msp, residual)", train, head=head, crossfit=5), cpu))
-            decompositions.append(seconds(lambda: torch.linalg.eigh(moment), cpu))
-        fit, one = min(fits), min(decompositions)
-        name = f"fit of sirc(msp, residual), 2,000 × 1,280, crossfit=5, threads={threads}"
-        yield Row(name, fit, "one eigh of 1,280², float64", one, fit / one, 2)
-    torch.set_num_threads(everything)
+        yield row(f"threads={threads}", min)
+    with _busy_cores(everything):
+        yield row(f"threads={everything}, median beside a busy loop on each core", median)
+
+
+@contextmanager
+def _busy_cores(count: int) -> Iterator[None]:
+    """Keep that many cores busy with other processes."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def _absolute(what: str, measured: float, limit: float, unit: str = "") -> Row:
