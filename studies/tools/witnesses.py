@@ -139,7 +139,7 @@ def _both(network: Network, s2: str) -> Rule:
         return [-rows["log_gap"], rows[s2]]
 
     knots = [tuple(torch.tensor(x) for x in id_quantiles.id_quantiles(values)) for values in parts(network.val)]
-    return lambda rows, *_: id_quantiles.least_quantile(parts(rows), knots)  # type: ignore[arg-type]
+    return lambda rows, *_: id_quantiles.least_quantile(parts(rows), knots)
 
 
 def witnessed(
@@ -281,7 +281,7 @@ def doubled(found: pd.DataFrame) -> str:
     wide = found[found["metric"] == "aurr"].pivot_table(
         index=["network", "alpha", "beta"], columns="rule", values="value"
     )
-    change = (100 * np.log(wide.div(wide["msp"], axis=0))).groupby("network").mean()
+    change = (100 * wide.div(wide["msp"], axis=0).transform(np.log)).groupby("network").mean()
     return _with_interval((change["scod"] - 2 * change["sirc(msp, residual)"]).to_numpy())
 
 
