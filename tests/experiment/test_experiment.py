@@ -211,8 +211,8 @@ def test_missing_images_are_told_all_at_once_with_the_way_out(small, tmp_path, m
     with pytest.raises(ConfigError) as caught:
         experiment.require(["test", "train", "Noise"])
     assert str(caught.value) == (
-        f"small.toml:13: `data.test` needs '{tmp_path}/data/test', which is not there; nor are 'data/train' (train). "
-        "See `sirc data check folder data/test`, or say where it is: `--set data.root=…` or `--set data.test.path=…`."
+        f"small.toml:13: `data.test` needs '{tmp_path}/data/test', which is not there; also missing: 'data/train' "
+        "(train). See `sirc data check folder data/test`, or say where it is: `--set data.root=…` or `--set data.test.path=…`."
     )
     with pytest.raises(
         ConfigError, match=r'^small.toml:17: `data.ood."my textures".path` must use variables that are set'
