@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from sirc.evaluation import MEAN, WRONG
 from sirc.experiment.claims import DETECTORS
 from sirc.scores import parse
-from studies.tools.claims.pairs import by_network, differences, pairs_of_sirc, printed_signs, signs, span_exact
+from studies.tools.claims.pairs import by_network, differences, pairs_of_sirc, printed_signs, signs
 from studies.tools.claims.verdicts import FAILS, NO, OPEN, PARTLY, UNDECIDED, YES, Check, Claim, above, below
 from studies.tools.families import BASELINE, BEST, SECOND
 from studies.tools.study import Study, named, signed, span, table
@@ -93,7 +93,7 @@ def sirc_keeps_wrong(study: Study) -> Claim:
     lost = [study.printed_difference(m, s, b, WRONG, "auroc") for m in study.printed_models for s, b in pairs]
     return Claim(
         "SIRC keeps the ID✗|ID✓ of its S1",
-        f"SIRC costs less than {TOLERANCE} points of AUROC; in its table the change is {span_exact(lost)}.",
+        f"SIRC costs less than {TOLERANCE} points of AUROC; in its table the change is {span(lost, 2)}.",
         f"AUROC of ID✗|ID✓ less that of S1; above −{TOLERANCE} bears it out.",
         [Check(m, named(s), above(i, -TOLERANCE), i) for m, s, _, i in differences(study, pairs, WRONG, "auroc")],
         by_network(study, pairs, WRONG, "auroc"),
@@ -111,7 +111,7 @@ def _mean_loss(study: Study, pairs: Sequence[tuple[str, str]]) -> str:
     """What SIRC does to ID✗|ID✓ in the mean, where intervals tell little."""
     means = [interval.value for *_, interval in differences(study, pairs, WRONG, "auroc")]
     more = sum(mean < -TOLERANCE for mean in means)
-    return f"The mean change is {span_exact(means)}, a loss of more than {TOLERANCE} in {more} of {len(means)} cases."
+    return f"The mean change is {span(means, 2)}, a loss of more than {TOLERANCE} in {more} of {len(means)} cases."
 
 
 def sirc_raises_ood(study: Study) -> Claim:
