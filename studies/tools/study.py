@@ -22,11 +22,6 @@ from studies.tools.measure import COLUMNS, EVERY
 STUDIES = Path(__file__).resolve().parents[1]
 PAPER_TABLES = STUDIES / "paper" / "tables.csv"
 PAPER_DATA = "ImageNet-200"
-# The paper's two groups; ImageNet-O is in neither.
-PAPER_GROUPS = {
-    "Close": ("Near-IN-200", "Caltech-45", "Openimage-O", "iNaturalist"),
-    "Far": ("Textures", "Colonoscopy", "Colorectal", "Noise"),
-}
 
 
 @dataclass(frozen=True)

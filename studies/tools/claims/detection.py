@@ -95,7 +95,7 @@ def areas_agree(study: Study) -> Claim:
         "Both, on all OOD data at α = β = 0.5, less those of MSP: the same sure sign bears it out, opposite sure "
         "signs speak against it.",
         checks,
-        table(["×10²", "ΔAURR", "ΔAURC"], rows) if rows else "",
+        table(["×10²", "ΔAURR", "ΔAURC"], rows),
         {
             PARTLY: "AURC also counts how ID✗ and OOD are ordered among themselves, which matters more where networks "
             "err more.",

@@ -192,9 +192,7 @@ def sirc_is_robust(study: Study) -> Claim:
         f"All cases in which S2 alone is below {CHANCE:.0f}% AUROC: FPR@95 of OOD|ID✓ less that of S1; below "
         f"+{SMALL:.0f} point bears it out.",
         checks,
-        table(["S2, network, OOD set", "S2 alone", "SIRC(MSP, S2) − MSP", "SIRC(−H, S2) − (−H)", "ViM − Energy"], rows)
-        if rows
-        else "",
+        table(["S2, network, OOD set", "S2 alone", "SIRC(MSP, S2) − MSP", "SIRC(−H, S2) − (−H)", "ViM − Energy"], rows),
         {
             PARTLY: "The sigmoid bounds what a failing S2 can do to rows above its centre; ID rows below the centre "
             "still pay, and FPR@95 is set by the lowest of them.",
