@@ -1,4 +1,4 @@
-"""Set `scod` beside SIRC and its other rivals over the (α, β) square: the tables of docs/bayes.md.
+"""Compare `scod` with SIRC and its other rivals over the (α, β) square: the tables of docs/bayes.md.
 
 `columns` fits the witnesses to a run's training rows and keeps the values of all rows, a few MB for a network; `table`
 makes every rule from such files.
@@ -94,7 +94,7 @@ class Network:
 
     @classmethod
     def load(cls, path: Path) -> Network:
-        """Read what `columns` found."""
+        """Read a file that `columns` wrote."""
         sets: dict[str, dict[str, Tensor]] = {}
         for key, values in load_file(path).items():
             name, _, column = key.partition("/")

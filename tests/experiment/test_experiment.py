@@ -10,7 +10,7 @@ import pytest
 from sirc.errors import ConfigError
 from sirc.experiment import PAPER_SPECS
 from sirc.experiment.experiment import Data, Experiment, Extract, Model, Run, Source
-from sirc.experiment.network import note_preparation
+from sirc.experiment.network import note_preprocessing
 from sirc.progress import Log
 from sirc.training import Augment, Train
 from support.interpreters import python
@@ -324,7 +324,7 @@ def test_settings_that_came_later_are_written_only_where_they_are_set(small):
 def test_a_preparation_other_than_the_published_one_is_noted():
     def notes(**changes):
         told = []
-        note_preparation(plain(**changes), Log(told.append))
+        note_preprocessing(plain(**changes), Log(told.append))
         return told
 
     (note,) = notes(model=Model("torchvision:efficientnet_b2", pretrained=True))

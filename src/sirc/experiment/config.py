@@ -25,7 +25,7 @@ PAPER_SPECS = (
 DEFAULT_SPECS = (*PAPER_SPECS, "scod")
 """The scores of an experiment that names none."""
 
-_ODD = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]|^[. ]|[. ]$')
+_FORBIDDEN = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]|^[. ]|[. ]$')
 _RESERVED = ("correct", WRONG, MEAN, POOLED, ORACLE, "Close", "Far")  # names in results tables
 
 
@@ -195,7 +195,7 @@ class Data:
 def check_folder_name(key: str, name: str) -> None:
     """Raise if some operating system does not allow a folder of this name; Windows reserves names of devices."""
     device = re.fullmatch(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", name, re.IGNORECASE)
-    if not 0 < len(name.encode(errors="replace")) <= 200 or _ODD.search(name) or device:
+    if not 0 < len(name.encode(errors="replace")) <= 200 or _FORBIDDEN.search(name) or device:
         raise ValueError(
             f"`{key}` must be a possible name of a folder: at most 200 bytes, no dot or space at either end, none of "
             f'/ \\ : * ? " < > |; got {name!a}. Rename it.'

@@ -53,7 +53,7 @@ def network(experiment: Experiment, run: Run) -> nn.Module:
     return model.eval()
 
 
-def note_preparation(experiment: Experiment, progress: Progress) -> None:
+def note_preprocessing(experiment: Experiment, progress: Progress) -> None:
     """Note which images are preprocessed otherwise than the published weights need: this costs accuracy silently."""
     model = experiment.model
     if not model.pretrained or model.own or experiment.train is not None or not distributed.is_main():

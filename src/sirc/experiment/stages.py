@@ -31,7 +31,7 @@ from sirc.experiment.network import (
     load_head,
     network,
     network_key,
-    note_preparation,
+    note_preprocessing,
     recipe_of,
     save_head,
 )
@@ -43,8 +43,8 @@ from sirc.progress import SILENT, Progress
 from sirc.scores import Scorer, fit
 from sirc.training import Epoch, train
 
-_WEIGHTS = "weights"  # an input of extracted outputs that is not a setting
-_DOUBT = "doubt"  # the warning about their labels
+_WEIGHTS = "weights"  # the input of extracted outputs that is no setting: the fingerprint of the network
+_DOUBT = "doubt"  # where the stamp of extracted outputs keeps the warning about their labels
 
 
 def train_stage(experiment: Experiment, run: Run) -> Stage:
@@ -87,7 +87,7 @@ def outputs_stage(experiment: Experiment, run: Run, name: str, weights: str) -> 
             made_by = weights
         if stamped is not None:
             return {**stamped, _WEIGHTS: made_by}
-        return None if made_by == weights else {_WEIGHTS: made_by}  # begun with other weights
+        return None if made_by == weights else {_WEIGHTS: made_by}  # unfinished, of other weights: stale
 
     return Stage(f"extract-{name}", run.folder, {**settings, _WEIGHTS: weights}, outputs=[store], recorded=recorded)
 
@@ -245,7 +245,7 @@ def extract_run(
     names = list(names or experiment.names)
     check_trained(experiment, run)
     check_held_out(experiment, run, names, cache, progress)
-    note_preparation(experiment, progress)
+    note_preprocessing(experiment, progress)
     model = network(experiment, run).to(device)
     if settings.channels_last:
         model.to(memory_format=torch.channels_last)

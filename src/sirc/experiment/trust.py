@@ -74,23 +74,23 @@ def remember(file: Path) -> None:
     """Note that this user made or trusts the content of a file; if the note cannot be written, trust is asked again."""
     with suppress(OSError):
         place = os.fsencode(file.resolve())
-        if (mark := _mark(file)) is not None and place not in (places := _places(mark)):
-            mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            atomic_write(mark, lambda handle: handle.write(b"\0".join([*places, place]) + b"\n"))
+        if (note := _note(file)) is not None and place not in (places := _places(note)):
+            note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            atomic_write(note, lambda handle: handle.write(b"\0".join([*places, place]) + b"\n"))
 
 
 def is_remembered(file: Path, *, here: bool = False) -> bool:
     """Whether this user made or trusts a file with this content, anywhere or, with `here`, at this path."""
-    mark = _mark(file)
-    return mark is not None and (os.fsencode(file.resolve()) in _places(mark) if here else mark.is_file())
+    note = _note(file)
+    return note is not None and (os.fsencode(file.resolve()) in _places(note) if here else note.is_file())
 
 
-def _places(mark: Path) -> list[bytes]:
+def _places(note: Path) -> list[bytes]:
     """The paths of the files with this content when they were made or trusted."""
-    return mark.read_bytes().removesuffix(b"\n").split(b"\0") if mark.is_file() else []
+    return note.read_bytes().removesuffix(b"\n").split(b"\0") if note.is_file() else []
 
 
-def _mark(file: Path) -> Path | None:
+def _note(file: Path) -> Path | None:
     """The note about a file's content, in the user's state folder; None if the user has no home.
 
     A folder that comes from elsewhere cannot bring such a note, and a changed file has none.
