@@ -198,7 +198,7 @@ class Experiment:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All datasets: train, test, validation where there is one, then the OOD sets."""
+        """All datasets: train, test, validation if there is one, then the OOD sets."""
         return ("train", "test", *(["validation"] if self.data.validates else []), *self.data.ood)
 
     @property

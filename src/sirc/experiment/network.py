@@ -23,7 +23,7 @@ from sirc.experiment.stamp import digest
 from sirc.outputs import HEAD_FORMAT, Head
 from sirc.progress import Progress
 
-_REPEATABLE: set[str] = set()  # functions that gave the same weights twice
+_REPEATABLE: set[str] = set()  # models whose function gave the same weights twice
 _FINGERPRINTS: dict[tuple[object, ...], str] = {}  # by weights file, as several stages of a command ask for one
 
 
@@ -54,7 +54,7 @@ def network(experiment: Experiment, run: Run) -> nn.Module:
 
 
 def note_preprocessing(experiment: Experiment, progress: Progress) -> None:
-    """Note which images are preprocessed otherwise than the published weights need: this costs accuracy silently."""
+    """Note if [preprocess] differs from that of the published weights: nothing fails, but accuracy is lost."""
     model = experiment.model
     if not model.pretrained or model.own or experiment.train is not None or not distributed.is_main():
         return
@@ -97,7 +97,7 @@ def recipe_of(run: Run) -> dict[str, str] | None:
 
 
 def save_head(head: Head, path: Path, model: str) -> None:
-    """Write the head with the fingerprint of its model, unless that is there already."""
+    """Write the head with the fingerprint of its model, unless the file has both already."""
     with distributed.failing_together():
         if distributed.is_main():
             with suppress(FileNotFoundError, StoreError):

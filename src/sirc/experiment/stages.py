@@ -1,4 +1,4 @@
-"""The stages of a run: train a network, extract its outputs, fit the scores; each resumes where it was stopped."""
+"""The stages of a run: train a network, extract its outputs, fit the scores; each skips what is done."""
 
 from __future__ import annotations
 
@@ -371,8 +371,8 @@ def check_held_out(
         if count and "validation" in names and distributed.is_main():
             progress.note(
                 f"note: the network was trained elsewhere, and must not have seen the {count} images of each class "
-                "that are held out: it is surer of images it has seen. If it has, give others in `data.validation`, "
-                "and drop `data.holdout`."
+                "that are held out: it is more confident on images it has seen. If it has, give others in "
+                "`data.validation`, and drop `data.holdout`."
             )
         return
     trained_on = (recipe_of(run) or {}).get("training images")
@@ -381,7 +381,7 @@ def check_held_out(
         wanted = f"without the images that are held out, {count} of each class" if count else "on `data.train`"
         raise StoreError(
             f"'{run.weights}' must be trained {wanted}; it was trained on other images. Use those, with the "
-            f"`data.holdout` of then, or train again: `sirc train … --seed {run.seed} --overwrite`."
+            f"`data.holdout` of that training, or train again: `sirc train … --seed {run.seed} --overwrite`."
         )
 
 

@@ -26,7 +26,7 @@ EXTENDS = "extends"
 NONE = "none"
 """Stands for None if leaving the key out would mean something else."""
 LATER = {"later": True}
-"""The metadata of a field that earlier versions did not have: it is written only where it differs from its default."""
+"""The metadata of a field that earlier versions did not have: it is written only if it differs from its default."""
 
 _DEEPEST = 50  # tables within tables
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -223,14 +223,14 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _override(tree: dict[str, Any], text: str) -> tuple[Keys, str]:
-    """Put `key=value` into the tree; the value is TOML where it parses, else a plain string."""
+    """Put `key=value` into the tree; the value is TOML if it parses, else a plain string."""
     for split in re.finditer("=", text):
         names = _path(text[: split.start()])
         if names:
             break
     else:
         raise ConfigError(
-            f"--set {text}: an override must be KEY=VALUE, the key as in the file, quoted where it has odd "
+            f"--set {text}: an override must be KEY=VALUE, the key as in the file, quoted if it has odd "
             "characters. For example `--set train.lr=0.05`."
         )
     table = tree
