@@ -239,13 +239,13 @@ def named(score: str) -> str:
     return score_name(score).replace("|", "\\|")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], columns: str = "--:") -> str:
-    """A Markdown table, empty without rows; `columns` aligns all columns but the first, by default as numbers."""
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], columns: str = "--:") -> str:
+    """A Markdown table, empty without rows, with a dash for None; `columns` aligns all columns but the first."""
     rows = list(rows)
     if not rows:
         return ""
     lines = [header, ["---", *[columns] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n".join(f"| {' | '.join('–' if cell is None else str(cell) for cell in line)} |" for line in lines)
 
 
 def listed(items: Sequence[str], most: int = 4) -> str:

@@ -33,7 +33,7 @@ def detection_costs_wrong(study: Study) -> Claim:
             if any(interval is None for interval in found):
                 continue
             detecting, ood, wrong = (interval for interval in found if interval is not None)
-            rows.append([f"{named(score)}, {model}", str(detecting), str(ood), str(wrong)])
+            rows.append([f"{named(score)}, {model}", detecting, ood, wrong])
             if score in DETECTING and model in study.models:
                 paid = above(wrong) == YES and detecting.value < ood.value
                 outcome = NO if below(detecting) == NO else YES if below(detecting) == YES and paid else OPEN

@@ -24,7 +24,7 @@ def by_network(study: Study, pairs: Sequence[tuple[str, str]], negative: str, me
         cells = [study.interval(model, score, baseline, negative, metric) for model in study.shown]
         if any(cells):
             printed = study.printed_range(score, baseline, negative, metric)
-            rows.append([named(score), printed, *("–" if cell is None else str(cell) for cell in cells)])
+            rows.append([named(score), printed, *cells])
     return table(["", "paper", *study.shown], rows)
 
 

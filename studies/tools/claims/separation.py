@@ -181,10 +181,9 @@ def sirc_is_robust(study: Study) -> Claim:
                 interval = study.interval(model, score, first, name, "fpr@95")
                 if interval is not None:
                     checks.append(Check(model, f"{named(score)} for {name}", below(interval, SMALL), interval))
-                cells.append("–" if interval is None else str(interval))
+                cells.append(interval)
             vim = study.interval(model, "vim", "energy", name, "fpr@95") if second == "residual" else None
-            cells.append("–" if vim is None else str(vim))
-            rows.append([f"{named(second)}, {model}, {name}", f"{auroc:.1f}", *cells])
+            rows.append([f"{named(second)}, {model}, {name}", f"{auroc:.1f}", *cells, vim])
     return Claim(
         "SIRC is robust to an S2 that fails",
         f"Where S2 alone is worse than chance, SIRC stays close to S1: with Residual at {alone:.1f}% AUROC on "
@@ -238,7 +237,7 @@ def vim_depends_on_the_set(study: Study) -> Claim:
     rows = []
     for name in study.sets:
         cells = [study.interval(m, s, BASELINE, name, "fpr@95") for s in ("vim", BEST) for m in study.models]
-        rows.append([name, *("–" if cell is None else signed(cell.value) for cell in cells)])
+        rows.append([name, *(cell and signed(cell.value) for cell in cells)])
     told = "; ".join(f"{named(score)} {_changes(study, score)}" for score in ("vim", BEST))
     return Claim(
         "What a detector gains depends on the OOD set",
