@@ -23,9 +23,9 @@ def images_of(
 ) -> ImageSet:
     """Open a dataset of an experiment, preprocessed for evaluation; `augmented` images are left to the training loop.
 
-    The training images are those without `data.holdout` of each class, which are the validation images; for evaluation,
-    and so for the fit, they are `fit.count` random ones. Test and validation images have the class numbers of the
-    training images, even if they lack a class.
+    `data.holdout` images of each class are taken out of the training images and become the validation images. Scores
+    are fitted on all training images, or on `fit.count` random ones. Test and validation images have the class numbers
+    of the training images, even if they lack a class.
     """
     experiment.require([name])
     source, count = experiment.source(name), experiment.fit.count

@@ -36,9 +36,11 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 def dump(instance: Any) -> str:
     """Write a dataclass as TOML, from which `Document.build` makes an equal one."""
     try:
-        return tomli_w.dumps(_plain(instance)).encode().decode()  # half of a surrogate pair is no text
+        text = tomli_w.dumps(_plain(instance))
+        text.encode()  # raises on half of a surrogate pair
     except (TypeError, UnicodeEncodeError) as error:
         raise ValueError(f"TOML cannot hold every value: {error}.") from error
+    return text
 
 
 def dotted(keys: Iterable[str | int]) -> str:
