@@ -47,13 +47,13 @@ class Limits:
         return Share(what, taken * 1e3, f"its products in {precision}", least * 1e3, least / taken, limit)
 
     def words(self) -> str:
-        """All of them."""
+        """All limits, as a note below the table."""
         rates = ", ".join(f"{name} {rate / 1e12:.0f}" for name, rate in self.products.items())
         return f"measured limits: {self.read / 1e12:.2f} TB/s read; matrix products in TFLOP/s: {rates}"
 
 
 def in_turns(*works: Work, device: torch.device, repeats: int, calls: int = 4) -> list[float]:
-    """The best time of each, in seconds for one call, of several in a row: so no launch is waited for."""
+    """The best time of one call of each work, in seconds; `calls` are timed in a row, which hides the launches."""
     for work in works:
         work()
     best = [float("inf")] * len(works)

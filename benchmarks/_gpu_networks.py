@@ -11,6 +11,7 @@ import torch
 import torchvision
 from _gpu_limits import Share, in_turns
 from _timing import Row
+from PIL import Image
 from torch import Tensor, nn
 
 import sirc
@@ -41,14 +42,13 @@ class Pictures(ImageSet):
     def __len__(self) -> int:
         return self._count
 
-    def image(self, index: int) -> object:
-        from PIL import Image
-
+    def image(self, index: int) -> Image.Image:
         return Image.fromarray(self._pool[index % len(self._pool)])
 
     def where(self, index: int) -> str:
         return f"picture {index}"
 
+    @property
     def _identity(self) -> str:
         return f"{len(self)} random pictures"
 

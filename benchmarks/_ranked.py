@@ -1,4 +1,4 @@
-"""Data for the benchmarks of metrics: made-up scores of the three kinds of input, and resampling them."""
+"""Data for the benchmarks of metrics: made-up scores of ID✓, ID✗ and OOD, and their bootstrap."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def repeated(groups: Groups, counts: dict[str, Tensor], draw: int) -> Groups:
 
 @dataclass(frozen=True)
 class Noisy:
-    """Several scores, each the same one with noise of its own."""
+    """Several scores: one score, each time with other noise."""
 
     confidences: dict[str, Tensor]
     correct: Tensor
@@ -53,7 +53,7 @@ class Noisy:
 
     @classmethod
     def of(cls, groups: Groups, device: torch.device) -> Noisy:
-        """Make `SCORES` of them."""
+        """Make `SCORES` noisy copies of a score."""
         generator = torch.Generator(device).manual_seed(1)
         inside = torch.cat(groups[:2])
 
@@ -70,7 +70,7 @@ class Noisy:
         return own[self.correct], own[~self.correct], self.ood["ood"][name]
 
     def evaluation(self) -> sirc.Evaluation:
-        """Of all scores, with one OOD set."""
+        """The evaluation of all scores, with one OOD set."""
         return sirc.evaluate({name: (own, self.correct) for name, own in self.confidences.items()}, ood=self.ood)
 
     def resample(self, draws: int) -> None:

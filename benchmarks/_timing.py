@@ -19,7 +19,7 @@ _HEADER = ("what", "measured", "compared with", "ratio", "target", "ok")
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `ratio` is ours over the reference, or with `faster` the reference over ours.
+    """One row of the table. `ratio` is our time over the reference's, or with `faster` the reference's over ours.
 
     Of two sides timed in turns (`versus`) it is the median of the turns' ratios; the times are the best of each side.
     """
@@ -40,7 +40,7 @@ class Row:
 
     @property
     def ok(self) -> bool | None:
-        """Whether the target is met; None where there is none, or nothing was measured."""
+        """Whether the target is met; None without a target or a measurement."""
         figure = self.ratio if self.limit_of == "ratio" else self.measured
         if self.limit is None or figure is None:
             return None
@@ -168,7 +168,7 @@ def _positive(text: str) -> int:
 
 
 def machine(device: torch.device) -> str:
-    """Where the figures come from."""
+    """The versions and the hardware that the figures come from."""
     where = f"{torch.get_num_threads()} threads of {_processor()}"
     if device.type == "cuda":
         where = torch.cuda.get_device_name(device)

@@ -9,7 +9,6 @@ differences, in percent; `b` marks figures from the bootstrap. The last column i
 from __future__ import annotations
 
 import argparse
-import sys
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass
@@ -158,4 +157,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

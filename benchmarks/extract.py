@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -88,8 +89,7 @@ def guarded(options: argparse.Namespace, device: torch.device, few: int) -> Row:
     on_cpu, threads = device.type == "cpu", torch.get_num_threads()
     torch.set_num_threads(1 if on_cpu else threads)
     train, val = labelled(2 * few), labelled(few)
-    silent = warnings.catch_warnings(action="ignore", category=sirc.DataWarning)  # about a network that is not trained
-    with silent:
+    with warnings.catch_warnings(action="ignore", category=sirc.DataWarning):  # the network is not trained
         pair = versus(
             [lambda: sirc.guard(model, train, val, progress=False)],
             [lambda: [sirc.extract(model, one, batch_size=64) for one in (train, val)]],
@@ -148,9 +148,7 @@ def _part_share(rows: int) -> dict[str, float]:
         distributed.barrier()
         taken = time.perf_counter() - began
         if distributed.is_main():
-            for file in folder.iterdir():
-                file.unlink()
-            folder.rmdir()
+            shutil.rmtree(folder)
     return {"seconds": taken}
 
 

@@ -8,7 +8,6 @@ median of the turns' ratios; times are the best of each side.
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import time
 from functools import partial
 
@@ -184,4 +183,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,4 +1,4 @@
-"""The release check: builds wheel and sdist, looks into them, and tries the wheel in a fresh environment per extra.
+"""The release check: build wheel and sdist, check their contents, and try the wheel in a fresh environment per extra.
 
     python release/check.py [EXTRA …]
 
@@ -38,7 +38,7 @@ def build(out: Path) -> tuple[Path, Path]:
 
 
 def faults(wheel: Path, sdist: Path) -> list[str]:
-    """Say what is wrong with the content of the two files."""
+    """List what is wrong with the contents of the two files."""
     source = {
         file.relative_to(ROOT / "src").as_posix()
         for file in (ROOT / "src" / "sirc").rglob("*")
@@ -68,7 +68,7 @@ def _odd(name: str) -> bool:
 
 
 def metadata_of(wheel: Path) -> Message:
-    """Read what an index would show."""
+    """Read the metadata, which an index shows."""
     with zipfile.ZipFile(wheel) as archive:
         (about,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         return HeaderParser().parsestr(archive.read(about).decode())
@@ -76,7 +76,7 @@ def metadata_of(wheel: Path) -> Message:
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of an extra in its environment."""
+    """The outcome of trying an extra in an environment of its own."""
 
     extra: str
     done: str
@@ -120,7 +120,7 @@ def attempt(extra: str, wheel: Path, folder: Path) -> Trial:
 
 
 def main(chosen: list[str]) -> int:
-    """Print the table, and return 1 if anything is amiss."""
+    """Print the table, and return 1 if anything is wrong."""
     wheel, sdist = build(ROOT / "dist")
     for file in (wheel, sdist):
         print(f"{file.relative_to(ROOT)}  {file.stat().st_size / 1e6:.2f} MB")

@@ -217,7 +217,7 @@ def _photos(folder: str) -> list[Path]:
     return sorted(Path(folder).rglob("*.png"))
 
 
-def _guard(**options: object) -> tuple[sirc.SelectiveClassifier, torch.Tensor]:
+def _guard(preprocess: sirc.data.Preprocess | None = None) -> tuple[sirc.SelectiveClassifier, torch.Tensor]:
     """A guard of a small network, and the images that set its threshold."""
     layers = torch.nn.Conv2d(3, 8, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten()
     model = torch.nn.Sequential(*layers, torch.nn.Linear(32, 3)).eval()
@@ -225,12 +225,12 @@ def _guard(**options: object) -> tuple[sirc.SelectiveClassifier, torch.Tensor]:
     with torch.no_grad():
         labels = (model(images) + torch.randn(700, 3) / 20).argmax(-1)
     train, val = TensorDataset(images[:400], labels[:400]), TensorDataset(images[400:], labels[400:])
-    return sirc.guard(model, train, val, classes=["lily", "rose", "tulip"], **options), images[400:]
+    return sirc.guard(model, train, val, classes=["lily", "rose", "tulip"], preprocess=preprocess), images[400:]
 
 
 def _graph() -> Path:
-    """The graph of such a guard, which also knows how photographs are prepared."""
-    guard, images = _guard(preprocess=sirc.data.Preprocess(resize=16, crop=16))
+    """The graph of such a guard, which also knows how to preprocess photographs."""
+    guard, images = _guard(sirc.data.Preprocess(resize=16, crop=16))
     guard.export_onnx("model.onnx", images[:4])
     return Path("model.onnx").absolute()
 

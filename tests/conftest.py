@@ -24,7 +24,7 @@ os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a pool of compilers would i
 settings.register_profile("all", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("all"), max_examples=10)  # of 100: see `support.examples`
 settings.load_profile("all")
-gc.disable()  # until all is imported: that stays to the end, and need not be looked through again and again
+gc.disable()  # while tests are collected: modules stay to the end, and collecting garbage would only scan them
 
 
 def pytest_collection_finish():
@@ -37,7 +37,7 @@ def pytest_unconfigure():
 
 
 def pytest_runtest_setup():
-    """Begin each test, and before it its fixtures, with the same random numbers, whatever ran before."""
+    """Seed torch before the fixtures of each test and before the test itself, whatever ran before."""
     if torch := sys.modules.get("torch"):
         torch.default_generator.manual_seed(0)
 
@@ -65,15 +65,15 @@ def shared_root(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def state(shared_root):
-    """Where sirc and others note what their user made, apart from what the person who runs the tests made."""
+    """Keep the notes that sirc and others make about their user apart from those of the person who runs the tests."""
     os.environ["XDG_STATE_HOME"] = str(shared_root / "state")
     os.environ["YOLO_CONFIG_DIR"] = str(shared_root / "ultralytics")
-    os.environ["YOLO_OFFLINE"] = "true"  # no word to its makers
+    os.environ["YOLO_OFFLINE"] = "true"  # no telemetry
 
 
 @pytest.fixture(scope="session", autouse=True)
 def unsynced():
-    """Leave it to the system when files reach the disk: no test cuts the power, and each would wait for the disk."""
+    """Do not wait for the disk after each write: no test cuts the power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -81,7 +81,7 @@ def unsynced():
 
 @pytest.fixture(scope="session", autouse=True)
 def translations():
-    """Torch's table of its operators in ONNX, made once: torch itself makes it at each export, which takes a second."""
+    """Make torch's table of ONNX operators once: torch makes it at each export, which takes a second."""
     with pytest.MonkeyPatch.context() as patch, suppress(ImportError, AttributeError):  # private, and only for speed
         if "torch" in sys.modules:
             from torch.onnx._internal.exporter._registration import ONNXRegistry
@@ -94,7 +94,7 @@ def translations():
 def once(shared_root):
     """Make something once for all tests of all workers: `once(name, make)` gives the folder that `make` filled.
 
-    Whoever changes what is in there copies it first.
+    A test that changes its content copies the folder first.
     """
 
     def give(name, make):
@@ -118,7 +118,7 @@ def attack(request):
 
 @pytest.fixture
 def scratch_registry():
-    """Scores and combinations registered in a test are gone after it."""
+    """Remove the scores and combinations that a test registers when it ends."""
     from sirc.scores import registry, spec
 
     tables = registry._SCORES, spec.COMBINATIONS
@@ -133,7 +133,7 @@ def scratch_registry():
 
 @pytest.fixture
 def command(capfd):
-    """Run a command as the shell would: its exit code, what it printed, what it told."""
+    """Run a command as the shell would: returns its exit code, stdout and stderr."""
     from sirc.cli import main
 
     def run(*arguments):
@@ -147,14 +147,14 @@ def command(capfd):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path_factory):
-    """A Hub on this machine, which the real client takes for the one there is."""
+    """A Hub on this machine, which the real client uses in place of the public one."""
     with fake_hub.for_the_client(monkeypatch, tmp_path_factory.mktemp("hub")) as found:
         yield found
 
 
 @pytest.fixture
 def few_figures(monkeypatch):
-    """One figure of each model, and the samples: a study does the same with any number of them."""
+    """Draw one figure for each model, and the samples: a study treats more of them alike."""
     from sirc.report.figures import study
 
     all_of_model = study._of_model
@@ -164,7 +164,7 @@ def few_figures(monkeypatch):
 
 @pytest.fixture
 def command_in(monkeypatch):
-    """Run a command whose output goes to streams of another encoding: its exit code, what it printed, what it told."""
+    """Run a command with streams of another encoding: returns its exit code, stdout and stderr."""
     from sirc.cli import main
 
     def run(encoding, *arguments):
@@ -205,10 +205,10 @@ def tabs(chromium):
 
 @pytest.fixture
 def open_page(chromium, tabs):
-    """Open a report as its reader does, but without a network; what it logs or asks for fails the test.
+    """Open a report as its reader does, but without a network; a logged warning or any request fails the test.
 
-    A report that another test opened is brought to the setting; one that is to be changed otherwise must be `fresh`,
-    and is loaded in a tab for all such reports. Of one that is not `drawn`, plots get their data and no picture.
+    A report that another test opened is only set to `setting`. One that a test changes in other ways must be `fresh`:
+    it is loaded anew, in a tab that all such reports share. Without `drawn`, plots get their data and draw nothing.
     """
 
     def note_request(request):
@@ -249,7 +249,7 @@ def open_page(chromium, tabs):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Say aloud that the page went untested, and in `make attack` what was tried."""
+    """Report loudly if the page went untested, and in `make attack` what was tried."""
     if terminalreporter.config.getoption(attacks.SCALE) > 1:
         for row in attacks.table(terminalreporter.stats.get("passed", [])):
             terminalreporter.line(row)

@@ -70,7 +70,7 @@ def _run_cell(cell: Cell, names: dict[str, object], name: str) -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(tree, name, "exec"), names)
-        value = eval(compile(ast.Expression(last.value), name, "eval"), names) if last else None
+        value = eval(compile(ast.Expression(last.value), name, "eval"), names) if isinstance(last, ast.Expr) else None
     if printed.getvalue():
         cell.outputs.append(("text/plain", printed.getvalue().rstrip()))
     open_figures = [plt.figure(number) for number in plt.get_fignums()]

@@ -34,7 +34,7 @@ Samples = dict[Key, np.ndarray]  # the value, and then that of each draw
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to draw beside every score on every OOD set at `MIDDLE`, which takes most of the time as it is."""
+    """What to draw besides every score on every OOD set at `MIDDLE`, which takes most of the time."""
 
     mixed: Sequence[str]
     """Scores to draw on unions of OOD sets, and as plain OOD detectors, too."""
@@ -106,7 +106,7 @@ def draw_run(run: Ranks, wanted: Wanted, blocks: Sequence[Mapping[str, torch.Ten
 
 
 def key(score: str, negative: str, metric: str, at: tuple[float, float] = MIDDLE) -> Key:
-    """Where samples are; α is 1 for the metrics of ID✗ alone, which is a mixture without OOD data."""
+    """The key of some samples; α is 1 for the metrics of ID✗ alone, a mixture without OOD data."""
     if metric not in OF_MIXTURE:
         return (score, negative, metric, None, None)
     return (score, negative, metric, 1.0 if negative == WRONG else at[0], at[1])
@@ -114,7 +114,7 @@ def key(score: str, negative: str, metric: str, at: tuple[float, float] = MIDDLE
 
 @dataclass(frozen=True)
 class Pooled:
-    """A mean over networks, or a difference of means, and what it is uncertain by."""
+    """A mean over networks, or a difference of means, with its standard errors."""
 
     value: float
     images: float

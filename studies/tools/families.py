@@ -1,4 +1,4 @@
-"""Which scores belong together: the paper's, its detectors, and every score of the project by the part it plays."""
+"""Families of scores: the paper's, its detectors, and every score of the project by its role in a combination."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAMILIES = (ALONE, FIRST, WITH_MSP, WITH_ENTROPY, OTHER)
 
 
 def families(scores: Sequence[str]) -> dict[str, list[str]]:
-    """The scores of each family; `sirc(msp, residual)` plays two parts and is in two of them."""
+    """The scores of each family; `sirc(msp, residual)` is in two of them."""
     found: dict[str, list[str]] = {name: [] for name in FAMILIES}
     for score in scores:
         spec = parse(score)
@@ -44,7 +44,7 @@ def families(scores: Sequence[str]) -> dict[str, list[str]]:
 
 
 def first_of(score: str) -> str | None:
-    """S1 of a combination that retains one."""
+    """S1 of a combination that has one."""
     spec = parse(score)
     return str(spec.args[0]) if spec.name in ("sirc", "additive", "bayes") else None
 

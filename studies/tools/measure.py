@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from sirc.evaluation import MEAN, POOLED, WRONG
+from sirc.experiment import RunResults
 from studies.tools.draws import ID_MEAN, MIDDLE, Key, Samples, by_model, key, pool
 from studies.tools.families import (
     BASELINE,
@@ -31,9 +32,8 @@ EVERY = "all networks"
 FIGURE = ["model", "score", "negative", "metric", "alpha", "beta"]  # what names a figure over seeds
 _SEPARATION = ("auroc", "fpr@95")
 _MIXTURE = ("aurr", "aurc", "risk@95")
-Asked = tuple[
-    str, str, str, str, tuple[float, float]
-]  # score, baseline ("" for the value itself), negative, metric, at
+# score, baseline ("" for the value itself), negative, metric, at
+Asked = tuple[str, str, str, str, tuple[float, float]]
 
 
 def asked(run: Ranks) -> list[Asked]:
@@ -122,13 +122,7 @@ def compare(runs: Sequence[Ranks], samples: Sequence[Samples]) -> pd.DataFrame:
 
 def results(runs: Sequence[Ranks]) -> pd.DataFrame:
     """Every metric of every run, as `sirc run` writes it: metrics depend on ranks alone."""
-    tables = []
-    for run in runs:
-        table = run.evaluation().table
-        table.insert(0, "model", run.model)
-        table.insert(1, "seed", run.seed)
-        tables.append(table)
-    return pd.concat(tables, ignore_index=True)
+    return pd.concat([RunResults(run.model, run.seed, run.evaluation()).table for run in runs], ignore_index=True)
 
 
 def same_results(one: pd.DataFrame, other: pd.DataFrame) -> bool:

@@ -18,7 +18,7 @@ from studies.tools.claims.verdicts import HOLDS, NO, PARTLY, YES, judge
 from studies.tools.document import MAIN, laid_out, told, verdict, words_table
 from studies.tools.families import BASELINE, BEST, SECOND, SIRC, first_of
 from studies.tools.measure import EVERY
-from studies.tools.study import PAPER_TABLES, Interval, named, signed, table
+from studies.tools.study import PAPER_TABLES, Interval, named, signed, span, table
 
 PAPER = "paper"
 SPLIT = 35.0  # % error: between the networks of ImageNet and those of small images
@@ -165,14 +165,14 @@ def _in_short(found: Sequence[Record], titles: Sequence[str]) -> list[str]:
     changes = []
     for second in reversed(SECOND):
         own, paper = (
-            [_span([n.sirc(negative, second) for n in some]) for negative in (MEAN, WRONG)]
+            [span([n.sirc(negative, second) for n in some]) for negative in (MEAN, WRONG)]
             for some in (networks, printed)
         )
         changes.append(f"with {named(second)} by {own[0]} and {own[1]} (in the paper by {paper[0]} and {paper[1]})")
     return [
         f"Of the paper's {len(titles)} claims, over all networks, {told([judge(every[title]) for title in titles])}.",
-        f"**OOD detectors pay with ID✗.** They change the AUROC of ID✗|ID✓ by {_span(lost)} points against MSP (in the "
-        f"paper by {_span(theirs)}). With half of the input OOD, their risk (AURR) is surely higher than MSP's in "
+        f"**OOD detectors pay with ID✗.** They change the AUROC of ID✗|ID✓ by {span(lost)} points against MSP (in the "
+        f"paper by {span(theirs)}). With half of the input OOD, their risk (AURR) is surely higher than MSP's in "
         f"{worse.count(YES)} of {len(worse)} comparisons, and surely lower in {worse.count(NO)}.",
         f"**SIRC is as good as its S2.** It changes the AUROC of OOD|ID✓ and of ID✗|ID✓ against its S1, in points and "
         f"the mean over three S1, {'; '.join(changes)}. Its AURR is surely no more than 0.1 above MSP's in "
@@ -216,7 +216,7 @@ def _what_the_error_does(found: Sequence[Record], titles: Sequence[str]) -> list
         for words, side in SIDES:
             own = [cost for error, cost in zip(errors, costs, strict=True) if (error < SPLIT) == side]
             if own:
-                sides.append(f"{signed(fmean(own), 2)} ({_span(own, 2)}) for {len(own)} networks that err on {words}")
+                sides.append(f"{signed(fmean(own), 2)} ({span(own, 2)}) for {len(own)} networks that err on {words}")
         lines.append(f"- with {named(second)}: {', and '.join(sides)}; correlation with the error {signed(fit, 2)}")
     parts = [
         "SIRC's change of the ID✗|ID✓ AUROC against its S1 in points, mean over three S1 and over networks, the "
@@ -320,7 +320,6 @@ def _where(found: Sequence[Record]) -> list[str]:
         ),
         *(f"[`{name}/`]({name}/README.md): {what}" for name, what in PLANNED.items() if name not in names),
         f"[`{LETTERS}/`]({LETTERS}/README.md): one network on letters of several sizes, to see what the error does",
-        "[`imagenet_20/`](imagenet_20/README.md): 20 classes of ImageNet, to train as the paper trains; not run yet",
         "`folder.toml`: a template for your own folders of images",
         f"`tools/`: what writes a study's README and {FILE}, and this page (`{tool}.results --help`), and the tables "
         f"of [docs/scores.md](../docs/scores.md) and [docs/bayes.md](../docs/bayes.md) (`{tool}.score_table`, "
@@ -356,9 +355,4 @@ def _picture(file: str, caption: str) -> str:
 
 
 def _mean_and_span(values: Sequence[float] | None) -> str:
-    return "–" if values is None else f"{signed(fmean(values), 2)} ({_span(values, 2)})"
-
-
-def _span(values: Iterable[float], digits: int = 1) -> str:
-    known = [value for value in values if not math.isnan(value)]
-    return f"{signed(min(known), digits)} … {signed(max(known), digits)}" if known else "–"
+    return "–" if values is None else f"{signed(fmean(values), 2)} ({span(values, 2)})"

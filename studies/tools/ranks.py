@@ -1,4 +1,4 @@
-"""Ranks of scores: all that a figure needs of a run, small enough to leave the machine that holds its outputs."""
+"""Ranks of scores: all that figures need of a run, small enough to copy from the machine with its outputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Ranks:
     """How many rows each OOD set has, in the order of the rows."""
     groups: dict[str, list[str]]
     trained: int
-    """How many images the scores were fitted on; 0 where it is not known any more."""
+    """The number of images that the scores were fitted on; 0 if it is no longer known."""
 
     def confidences(self, score: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The ranks of a score as confidences, of ID rows and of each OOD set."""

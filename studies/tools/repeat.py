@@ -1,4 +1,4 @@
-"""A rerun of an experiment against the kept figures, network by network, within what seeds bring."""
+"""Comparison of a rerun of an experiment with the kept figures: network by network, within the spread of seeds."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def measure(paths: Sequence[Path], out: Path, *, draws: int, seed: int, workers:
 
 
 def write(folder: Path, document: Path, *, check: bool) -> None:
-    """Write the document with its summary and figures, or complain if it is not what would be written."""
+    """Write the document with its summary and figures; with `check`, only raise if it is out of date."""
     name = folder.resolve().name
     tomls = [path for path in sorted((STUDIES / name).glob("*.toml")) if not path.name.endswith("base.toml")]
     if not tomls:
@@ -120,7 +120,7 @@ def write(folder: Path, document: Path, *, check: bool) -> None:
 
 
 def page(studies: Path, *, check: bool) -> None:
-    """Write the overview of all studies and its figures, or complain if it is not what would be written."""
+    """Write the overview of all studies and its figures; with `check`, only raise if it is out of date."""
     found, gaps, document = records(studies), read_gaps(studies), studies / "README.md"
     text = overview(found, gaps)
     if not check:
@@ -132,7 +132,7 @@ def page(studies: Path, *, check: bool) -> None:
 
 
 def repeat(rerun: Path, kept: Path) -> None:
-    """Print how the figures of a rerun lie to those that were kept."""
+    """Print how the figures of a rerun compare with those that were kept."""
     own = rerun / "results.csv" if rerun.is_dir() else rerun
     if not own.is_file():
         raise ValueError(f"results must be there to be compared; there is no '{own}'. Make it with `sirc run`.")
@@ -158,15 +158,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     two.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
     two.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs side by side (default: the CPUs)")
     three = commands.add_parser("write", help="write the findings from the tables")
-    three.add_argument("folder", type=Path, help="that of results.csv, comparisons.csv and sets.csv")
+    three.add_argument("folder", type=Path, help="the folder of results.csv, comparisons.csv and sets.csv")
     three.add_argument("--document", type=Path, help="the file (default: README.md in the folder)")
-    three.add_argument("--check", action="store_true", help="only see whether the document is up to date")
+    three.add_argument("--check", action="store_true", help="only check that the document is up to date")
     all_of = commands.add_parser("page", help="write the overview of all studies that have a claims.csv")
-    all_of.add_argument("--studies", type=Path, default=STUDIES, help="their folder (default: that of the repository)")
-    all_of.add_argument("--check", action="store_true", help="only see whether the page is up to date")
+    all_of.add_argument("--studies", type=Path, default=STUDIES, help="the folder of all studies (default: studies/)")
+    all_of.add_argument("--check", action="store_true", help="only check that the page is up to date")
     four = commands.add_parser("repeat", help="say whether a rerun gives the figures of a summary")
     four.add_argument("rerun", type=Path, metavar="RUNS", help="a folder that `sirc run` left, or its results.csv")
-    four.add_argument("folder", type=Path, help="that of summary.csv, or this file")
+    four.add_argument("folder", type=Path, help="the folder of summary.csv, or this file")
     options = parser.parse_args(arguments)
     try:
         if options.command == "collect":

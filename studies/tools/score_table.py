@@ -13,6 +13,7 @@ import torch
 
 import sirc
 from sirc.scores import registry
+from studies.tools.study import table
 
 BASELINE = "msp"
 KEPT = ("train", "test", "validation")  # stores that hold ID data; all others are OOD sets
@@ -97,9 +98,9 @@ def measure(
         )
         for baseline in dict.fromkeys([BASELINE, *own.values()])
     )
-    table = evaluation.table.merge(compared[[*keys, "low", "high"]], on=keys, how="left")
+    merged = evaluation.table.merge(compared[[*keys, "low", "high"]], on=keys, how="left")
     wanted = [*(column[:2] for column in COLUMNS), *((name, "auroc") for name in ood)]
-    figures = table.merge(pd.DataFrame(wanted, columns=["negative", "metric"]), on=["negative", "metric"])
+    figures = merged.merge(pd.DataFrame(wanted, columns=["negative", "metric"]), on=["negative", "metric"])
     facts = {"error": 1 - float(rows.correct.double().mean())}
     facts |= {key: float(scorer.parameters[leaf][key]) for leaf, key in TUNED.items() if leaf in scorer.parameters}
     return figures[[*keys, "value", "low", "high"]], facts
@@ -122,7 +123,7 @@ def figures_table(specs: Sequence[str], results: Mapping[str, pd.DataFrame]) -> 
     header = [""]
     for title in results:
         header += [f"{title}: {COLUMNS[0][2]}", *(column[2] for column in COLUMNS[1:])]
-    lines = [_row(header), _row(["---", *["--:"] * (len(header) - 1)])]
+    rows = []
     for spec in specs:
         cells = [f"`{spec}`"]
         for found in results.values():
@@ -130,33 +131,33 @@ def figures_table(specs: Sequence[str], results: Mapping[str, pd.DataFrame]) -> 
                 mean, std, mark = found.loc[(spec, negative, metric)]
                 spread = "" if pd.isna(std) else f" ± {200 * std:.{digits}f}"
                 cells.append(f"{100 * mean:.{digits}f}{spread} {mark}".rstrip())
-        lines.append(_row(cells))
-    return "\n".join(lines)
+        rows.append(cells)
+    return table(header, rows)
 
 
 def glance(specs: Mapping[str, str], found: pd.DataFrame) -> str:
     """Scores by what their specs do to ID✗ and to OOD, against MSP."""
     words = {BETTER: "better", "": "as MSP", WORSE: "worse"}
-    lines = [_row(["", *(f"OOD\\|ID✓ {word}" for word in words.values())]), _row(["---"] * 4)]
     places = {
         name: tuple(found.loc[(spec, *column[:2]), "mark"] for column in COLUMNS[:2])
         for name, spec in specs.items()
         if name != BASELINE
     }
+    rows = []
     for wrong, word in words.items():
         cells = [", ".join(f"`{name}`" for name in places if places[name] == (wrong, ood)) for ood in words]
-        lines.append(_row([f"ID✗\\|ID✓ {word}", *cells]))
-    return "\n".join(lines)
+        rows.append([f"ID✗\\|ID✓ {word}", *cells])
+    return table(["", *(f"OOD\\|ID✓ {word}" for word in words.values())], rows, "---")
 
 
 def by_set(specs: Sequence[str], found: pd.DataFrame) -> str:
     """AUROC of OOD|ID✓ on each OOD set."""
     known = {column[0] for column in COLUMNS}
     sets = [name for name in found.index.get_level_values("negative").unique() if name not in known]
-    lines = [_row(["", *sets]), _row(["---", *["--:"] * len(sets)])]
-    for spec in specs:
-        lines.append(_row([f"`{spec}`", *(f"{100 * found.loc[(spec, name, 'auroc'), 'mean']:.1f}" for name in sets)]))
-    return "\n".join(lines)
+    rows = [
+        [f"`{spec}`", *(f"{100 * found.loc[(spec, name, 'auroc'), 'mean']:.1f}" for name in sets)] for spec in specs
+    ]
+    return table(["", *sets], rows)
 
 
 def markdown(data: Mapping[str, Sequence[Path]], *, tune: int, draws: int, device: str = "cpu") -> str:
@@ -227,10 +228,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(text) if options.write is None else write(options.write, text)
     except (ValueError, OSError) as error:
         parser.error(str(error))
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

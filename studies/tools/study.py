@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from sirc._utils import text
 from sirc.evaluation import MEAN, WRONG
 from sirc.experiment import Experiment
 from sirc.experiment.results import read_results
@@ -21,11 +22,6 @@ from studies.tools.measure import COLUMNS, EVERY
 STUDIES = Path(__file__).resolve().parents[1]
 PAPER_TABLES = STUDIES / "paper" / "tables.csv"
 PAPER_DATA = "ImageNet-200"
-# The paper's two groups; ImageNet-O is in neither.
-PAPER_GROUPS = {
-    "Close": ("Near-IN-200", "Caltech-45", "Openimage-O", "iNaturalist"),
-    "Far": ("Textures", "Colonoscopy", "Colorectal", "Noise"),
-}
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ class Study:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Refuse comparisons that are of other runs than the results: figures by themselves stand in both."""
+        """Raise if the comparisons are of other runs than the results: both tables have figures of single scores."""
         own = self.comparisons
         own = own[(own["baseline"] == "") & (own["model"] != EVERY) & own["alpha"].isna()]
         for row in own.itertuples():
@@ -90,12 +86,12 @@ class Study:
 
     @cached_property
     def models(self) -> list[str]:
-        """What claims are judged on: the networks, or in `together` all of them as one."""
+        """The names that claims are judged by: those of the networks, or in `together` the one for all of them."""
         return self.kinds
 
     @property
     def shown(self) -> list[str]:
-        """The columns of a table by network: with several, all of them together come last."""
+        """The columns of a table by network; if there are several, one for all of them comes last."""
         return [*self.kinds, EVERY] if len(self.kinds) > 1 else self.kinds
 
     @cached_property
@@ -165,7 +161,7 @@ class Study:
         return other
 
     def each(self, model: str, score: str, negative: str, metric: str) -> list[float]:
-        """A figure of every seed, in percent; for `EVERY` the mean over networks of the first seeds, the second …"""
+        """A figure for each seed, in percent; for `EVERY`, means over networks: of the first seeds, the second …"""
         if model == EVERY:
             found = [self.each(name, score, negative, metric) for name in self.kinds]
             return [sum(values) / len(values) for values in zip(*found, strict=False)]
@@ -185,14 +181,14 @@ class Study:
     def interval(
         self, model: str, score: str, baseline: str, negative: str, metric: str, at: tuple[float, float] = (0.5, 0.5)
     ) -> Interval | None:
-        """The difference to a baseline, or the figure itself with the baseline ""; None where it was not measured."""
+        """The difference to a baseline, or with the baseline "" the figure itself; None if it was not measured."""
         mixed = metric in OF_MIXTURE
         alpha = (1.0 if negative == WRONG else at[0]) if mixed else None
         found = self._intervals.get((model, score, baseline, negative, metric, alpha, at[1] if mixed else None))
         return None if found is None else Interval(*(100 * value for value in found))
 
     def paper(self, model: str, score: str, negative: str, metric: str) -> float:
-        """What the paper printed for its network of this name; NaN where it has none."""
+        """The paper's figure for its network of this name; NaN if it has none."""
         return self._printed.get((model, score, negative, metric), math.nan)
 
     @cached_property
@@ -202,7 +198,7 @@ class Study:
 
     @cached_property
     def printed_models(self) -> list[str]:
-        """The paper's networks of the same kinds; all of them where it does not have every kind."""
+        """The paper's networks of the same kinds, or all of its networks if it lacks a kind."""
         every = list(dict.fromkeys(self.printed["model"]))
         return self.kinds if set(self.kinds) <= set(every) else every
 
@@ -221,12 +217,12 @@ class Study:
         return span(found)
 
 
-def span(values: Iterable[float]) -> str:
+def span(values: Iterable[float], digits: int = 1) -> str:
     """The range of some differences."""
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return "–"
-    low, high = signed(min(known)), signed(max(known))
+    low, high = signed(min(known), digits), signed(max(known), digits)
     return low if low == high else f"{low} … {high}"
 
 
@@ -234,8 +230,8 @@ def signed(value: float, digits: int = 1) -> str:
     """A difference with its sign; what rounds to 0 has none."""
     if math.isnan(value):
         return "–"
-    text = f"{value:+.{digits}f}".replace("-", "−")
-    return text[1:] if float(f"{value:.{digits}f}") == 0 else text
+    rounded = f"{value:+.{digits}f}".replace("-", "−")
+    return rounded[1:] if float(f"{value:.{digits}f}") == 0 else rounded
 
 
 def named(score: str) -> str:
@@ -243,17 +239,15 @@ def named(score: str) -> str:
     return score_name(score).replace("|", "\\|")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], columns: str = "--:") -> str:
-    """A table, or nothing where it has no rows; `columns` is how all but the first are set, by default as numbers."""
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], columns: str = "--:") -> str:
+    """A Markdown table, empty without rows, with a dash for None; `columns` aligns all columns but the first."""
     rows = list(rows)
     if not rows:
         return ""
     lines = [header, ["---", *[columns] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n".join(f"| {' | '.join('–' if cell is None else str(cell) for cell in line)} |" for line in lines)
 
 
 def listed(items: Sequence[str], most: int = 4) -> str:
-    """Some items in words; where there are many, the first of them and how many more."""
-    if len(items) > most + 1:
-        return f"{', '.join(items[:most])} and {len(items) - most} more"
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+    """Items as a sentence lists them; of many, the first `most` and the number of the others."""
+    return text.listed(items if len(items) <= most + 1 else [*items[:most], f"{len(items) - most} more"])

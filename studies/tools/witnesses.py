@@ -1,4 +1,4 @@
-"""Set `scod` beside SIRC and its other rivals over the (α, β) square: the tables of docs/bayes.md.
+"""Compare `scod` with SIRC and its other rivals over the (α, β) square: the tables of docs/bayes.md.
 
 `columns` fits the witnesses to a run's training rows and keeps the values of all rows, a few MB for a network; `table`
 makes every rule from such files.
@@ -26,7 +26,7 @@ from sirc.scores import bayes, combine, id_quantiles, parse
 from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, mean_and_deviation
 from studies.tools.draws import t_quantile
 from studies.tools.score_table import KEPT, runs_of
-from studies.tools.study import signed
+from studies.tools.study import signed, table
 
 GRID = (0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95)
 POINTS = [(alpha, beta) for alpha in GRID for beta in GRID]
@@ -94,7 +94,7 @@ class Network:
 
     @classmethod
     def load(cls, path: Path) -> Network:
-        """Read what `columns` found."""
+        """Read a file that `columns` wrote."""
         sets: dict[str, dict[str, Tensor]] = {}
         for key, values in load_file(path).items():
             name, _, column = key.partition("/")
@@ -139,7 +139,7 @@ def _both(network: Network, s2: str) -> Rule:
         return [-rows["log_gap"], rows[s2]]
 
     knots = [tuple(torch.tensor(x) for x in id_quantiles.id_quantiles(values)) for values in parts(network.val)]
-    return lambda rows, *_: id_quantiles.least_quantile(parts(rows), knots)  # type: ignore[arg-type]
+    return lambda rows, *_: id_quantiles.least_quantile(parts(rows), knots)
 
 
 def witnessed(
@@ -265,15 +265,14 @@ def as_markdown(found: pd.DataFrame) -> str:
     wide = found.pivot_table(index=["network", "metric", "alpha", "beta"], columns="rule", values="value", sort=False)
     change = 100 * np.log(wide.div(wide["msp"], axis=0))
     against = 100 * np.log(wide.div(wide[[f"sirc(msp, {s2})" for s2 in PAPER]].min(axis=1), axis=0))
-    heads = [f"{metric.upper()} {what}" for metric in METRICS for what in ("mean", "worst")]
-    lines = [f"| rule | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    rows = []
     for rule in found["rule"].unique():
         cells = []
         for metric in METRICS:
             by_network = change[rule].xs(metric, level="metric").groupby("network").mean()
             cells += [_with_interval(by_network.to_numpy()), signed(against[rule].xs(metric, level="metric").max())]
-        lines.append(f"| `{rule}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([f"`{rule}`", *cells])
+    return table(["rule", *(f"{metric.upper()} {what}" for metric in METRICS for what in ("mean", "worst"))], rows)
 
 
 def doubled(found: pd.DataFrame) -> str:
@@ -281,7 +280,7 @@ def doubled(found: pd.DataFrame) -> str:
     wide = found[found["metric"] == "aurr"].pivot_table(
         index=["network", "alpha", "beta"], columns="rule", values="value"
     )
-    change = (100 * np.log(wide.div(wide["msp"], axis=0))).groupby("network").mean()
+    change = (100 * wide.div(wide["msp"], axis=0).transform(np.log)).groupby("network").mean()
     return _with_interval((change["scod"] - 2 * change["sirc(msp, residual)"]).to_numpy())
 
 
@@ -305,15 +304,15 @@ def at_half(networks: Sequence[Network]) -> str:
             rankings = [sirc.Ranking(own[right], own[~right], other) for other in outside]
             values = [[float(r.auroc("wrong")), float(r.auroc("ood")), float(r.aurr(0.5, 0.5))] for r in rankings]
             found.setdefault(name, []).append((100 * np.mean(values, 0)).tolist())
-    lines = ["| at α = β = ½ | ID✗ | OOD mean | AURR |", "|---|---:|---:|---:|"]
     means = {name: np.mean(rows, 0) for name, rows in found.items()}
     alone = ([f"{kind}(msp, {s2})" for s2 in WITNESSES] for kind in ("sirc", "bayes"))
     best = [min(names, key=lambda name: means[name][2]) for names in alone]
+    rows = []
     for name in dict.fromkeys(["msp", "sirc(msp, residual)", *best, "scod"]):
         wrong, ood, aurr = means[name]
         change = np.array(found[name])[:, 2] - np.array(found["msp"])[:, 2]
-        lines.append(f"| `{name}` | {wrong:.1f} | {ood:.1f} | {aurr:.2f} ({_with_interval(change, 2)}) |")
-    return "\n".join(lines)
+        rows.append([f"`{name}`", f"{wrong:.1f}", f"{ood:.1f}", f"{aurr:.2f} ({_with_interval(change, 2)})"])
+    return table(["at α = β = ½", "ID✗", "OOD mean", "AURR"], rows)
 
 
 def _counted(name: str, part: pd.DataFrame) -> str:

@@ -77,7 +77,7 @@ def test_from_images_to_a_fitted_scorer(study, command):
     more = ["--set", 'fit.specs=["energy"]']
     code, _, err = command("fit", "tiny.toml", "--seed", "1", *more)
     assert code == 1
-    assert "exists already and is another: specs is" in err
+    assert "was fitted on other inputs: specs is" in err
     assert command("fit", "tiny.toml", "--seed", "1", *more, "--overwrite", "--quiet")[0] == 0
     assert sirc.Scorer.load("runs/tiny/seed-1/scorer.safetensors").specs == ("energy",)
 
@@ -310,7 +310,7 @@ def test_other_settings_do_not_mix_with_old_results(study, command):
     assert command("extract", "tiny.toml", *other, "--overwrite")[0] == 0
     code, _, err = command("fit", "tiny.toml", *other)
     assert code == 1
-    assert "exists already and is another: model is" in err
+    assert "was fitted on other inputs: model is" in err
     assert "or pass `--overwrite` to fit again" in err
     assert command("fit", "tiny.toml", *other, "--overwrite")[0] == 0
     Path("runs/tiny/seed-1/outputs/train/meta.json").write_text("{", encoding="utf-8")

@@ -604,7 +604,7 @@ def test_a_damaged_choice_is_told_and_one_for_another_network_does_not_count(her
         run.choice.write_text(text, encoding="utf-8")
         code, _, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu")
         assert code == 1
-        assert "must say which images chose a score, as `sirc select` wrote it; it is damaged. Delete it, and" in err
+        assert "must hold the chosen scores, as `sirc select` writes them; it is damaged. Delete it, and" in err
     other = {"command": "select", "score": "l1", "images": "validation", "data": "elsewhere", "half": True}
     other["model"] = "another"
     run.choice.write_text(json.dumps({"select": other}), encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 from sirc.errors import ConfigError
 from sirc.experiment import PAPER_SPECS
 from sirc.experiment.experiment import Data, Experiment, Extract, Model, Run, Source
-from sirc.experiment.network import note_preparation
+from sirc.experiment.network import note_preprocessing
 from sirc.progress import Log
 from sirc.training import Augment, Train
 from support.interpreters import python
@@ -62,10 +62,10 @@ def test_the_default_scores_are_the_sixteen_of_the_paper_s_tables():
         (["seeds=[]"], r"--set seeds=\[\]: `seeds` must be given to train: one network for each; got none. Write"),
         (["seeds=[1, 1]"], r"`seeds` must be distinct whole numbers from 0 to 2³² − 1; got \[1, 1\]"),
         (["seeds=[-1]"], "`seeds` must be distinct whole numbers"),
-        (["name=a/b"], "--set name=a/b: `name` must be fit for a folder: .*; got 'a/b'. Rename it."),
-        (["name="], "`name` must be fit for a folder"),
-        (["name=.."], "`name` must be fit for a folder"),
-        ([f"name={'é' * 101}"], "must be fit for a folder: at most 200 bytes"),
+        (["name=a/b"], "--set name=a/b: `name` must be a possible name of a folder: .*; got 'a/b'. Rename it."),
+        (["name="], "`name` must be a possible name of a folder"),
+        (["name=.."], "`name` must be a possible name of a folder"),
+        ([f"name={'é' * 101}"], "must be a possible name of a folder: at most 200 bytes"),
         (
             ["model.name=resnet18"],
             "`model.name` must be `timm:NAME`, .*; got 'resnet18'. Say which library",
@@ -110,7 +110,7 @@ def test_the_default_scores_are_the_sixteen_of_the_paper_s_tables():
             ["data.ood.noise.dataset=noise"],
             "`data.ood.noise` must have a name of its own, not only in upper or lower case",
         ),
-        (['data.ood."a/b".dataset=noise'], '`data.ood."a/b"` must be fit for a folder'),
+        (['data.ood."a/b".dataset=noise'], '`data.ood."a/b"` must be a possible name of a folder'),
         (["data.ood.x.dataset=textrues"], r"`data.ood.x.dataset` .*Did you mean `textures`"),
         (["data.ood.x.group=Near", "data.ood.x.dataset=noise"], '`data.ood.x.group` must be "Close" or "Far"'),
         (
@@ -211,8 +211,9 @@ def test_missing_images_are_told_all_at_once_with_the_way_out(small, tmp_path, m
     with pytest.raises(ConfigError) as caught:
         experiment.require(["test", "train", "Noise"])
     assert str(caught.value) == (
-        f"small.toml:13: `data.test` needs '{tmp_path}/data/test', which is not there; nor are 'data/train' (train). "
-        "See `sirc data check folder data/test`, or say where it is: `--set data.root=…` or `--set data.test.path=…`."
+        f"small.toml:13: `data.test` needs '{tmp_path}/data/test', which is not there; also missing: 'data/train' "
+        "(train). See `sirc data check folder data/test`, or say where it is: `--set data.root=…` or "
+        "`--set data.test.path=…`."
     )
     with pytest.raises(
         ConfigError, match=r'^small.toml:17: `data.ood."my textures".path` must use variables that are set'
@@ -323,11 +324,11 @@ def test_settings_that_came_later_are_written_only_where_they_are_set(small):
 def test_a_preparation_other_than_the_published_one_is_noted():
     def notes(**changes):
         told = []
-        note_preparation(plain(**changes), Log(told.append))
+        note_preprocessing(plain(**changes), Log(told.append))
         return told
 
     (note,) = notes(model=Model("torchvision:efficientnet_b2", pretrained=True))
-    assert "was published for images that are prepared otherwise than [preprocess] says: its resize is 288, got" in note
+    assert "was published with another preprocessing than [preprocess] has: its resize is 288, got" in note
     assert "crop is 288, got 224" in note
     assert not notes()
     assert not notes(model=Model("torchvision:efficientnet_b2", num_classes=3, checkpoint="x.pth"))

@@ -803,7 +803,7 @@ def test_a_study_of_an_earlier_version_is_finished(experiment):
     assert [(run.model, run.seed) for run in load_runs(["runs/tiny"])] == [("tiny", 1), ("tiny", 2)]
     # The old notes are compared like stamps, and go when their stage is done again.
     more = Experiment.read("tiny.toml", ['fit.specs=["msp", "energy"]'])
-    with pytest.raises(FileExistsError, match="exists already and is another: specs is"):
+    with pytest.raises(FileExistsError, match="was fitted on other inputs: specs is"):
         fit_run(more, experiment.runs[0])
     resized = Experiment.read("tiny.toml", ["preprocess.resize=14"])
     with pytest.raises(StoreError, match=r"preprocess\.resize is 12, got 14"):
@@ -998,7 +998,7 @@ def test_every_dataset_is_opened_once_for_all_runs(experiment, monkeypatch):
 def test_more_outputs_than_classes_are_noted_and_trained(experiment, command):
     words = (
         "note: 'tiny' asks for 100 classes (`model.num_classes`), and its training images have 3: the other outputs "
-        "learn to stay low. Unless that is meant, stop, and set `model.num_classes = 3`"
+        "learn to stay low. Unless you want that, stop, and set `model.num_classes = 3`"
     )
     wide = ["tiny.toml", "--set", "model.num_classes=100", "--set", "train.epochs=1"]
     code, _, err = command("train", *wide)

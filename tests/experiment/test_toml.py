@@ -252,7 +252,7 @@ def test_later_overrides_win_and_go_into_tables_of_the_file(tmp_path):
         ("name=3", '--set name=3: `name` must be a string; got 3. Write "3", in quotes.'),
         ("epochs", "--set epochs: an override must be KEY=VALUE"),
         ("=3", "--set =3: an override must be KEY=VALUE"),
-        ("é=3", "--set é=3: an override must be KEY=VALUE, the key as in the file, quoted where it has odd"),
+        ("é=3", "--set é=3: an override must be KEY=VALUE, the key as in the file, quoted if it has odd"),
         ("a=1\nb=2", "--set a=1\nb=2: `a` is not a key of the top level"),
         ("epochs=\udcff", '--set epochs=\udcff: `epochs` must be a whole number; got "\\udcff".'),
     ],

@@ -29,11 +29,8 @@ def several_seeds(seeds=3, models=("net", "other net"), scores=("msp", "energy",
         for model in models:
             for score in scores:
                 for negative in ("wrong", "near", "far", "OOD mean"):
-                    rows += [
-                        (model, seed, score, negative, "auroc", np.nan, np.nan, 0.8 + noise * rng.standard_normal())
-                    ]
-                    rows += [
-                        (model, seed, score, negative, "fpr@95", np.nan, np.nan, 0.4 + noise * rng.standard_normal())
-                    ]
-                rows += [(model, seed, score, "wrong", "error", np.nan, np.nan, 0.15 + 0.01 * seed)]
+                    for metric, mean in (("auroc", 0.8), ("fpr@95", 0.4)):
+                        value = mean + noise * rng.standard_normal()
+                        rows.append((model, seed, score, negative, metric, np.nan, np.nan, value))
+                rows.append((model, seed, score, "wrong", "error", np.nan, np.nan, 0.15 + 0.01 * seed))
     return pd.DataFrame(rows, columns=SCHEMA)

@@ -43,7 +43,7 @@ def save_arrays(path: PathLike, outputs: Outputs, head: Head | None = None, *, o
 
 
 def find_head_in(head: PathLike | None, train: PathLike | None) -> Head | None:
-    """Read the head from its own file, which must have one, or else from the file of training outputs if it has one."""
+    """Read the head from the file `head`; without such a file, from the training outputs, which may have none."""
     if head is not None:
         return Head.load(head)
     return None if train is None or Path(train).is_dir() else read_head(train)
@@ -90,7 +90,7 @@ def possible_specs(
     *,
     among: Sequence[str] = DEFAULT_SPECS,
 ) -> list[str]:
-    """The scores `among` these, by default the paper's and `scod`, that the given outputs and head suffice for."""
+    """The scores, by default of the paper's and `scod`, for which the given outputs and head suffice."""
     features = all(part is None or part.num_features is not None for part in (train, test, val))
     labels = train is not None and train.layout.labels
     has = {"features": features, "train": train is not None, "labels": labels, "head": head is not None}
@@ -115,9 +115,9 @@ def fit_arrays(
 ) -> Scorer:
     """Fit scores on `train`, whose rows the processes share; by default, all of `possible_specs`.
 
-    `test` and `ood` are the outputs to be scored: features that they lack are reported before anything is fitted.
-    Scores are tuned on `val`, labelled ID outputs that are in neither `train` nor `test`. `on_unfit` says what happens
-    to scores that cannot be fitted; see `sirc.fit`.
+    `test` and `ood` are the outputs to be scored: if they lack features that are needed, nothing is fitted. Scores are
+    tuned on `val`, labelled ID outputs that are in neither `train` nor `test`. `on_unfit` says what happens to scores
+    that cannot be fitted; see `sirc.fit`.
     """
     chosen = list(specs) if specs else possible_specs(train, test, head, val)
     if train is None and val is not None:

@@ -54,24 +54,22 @@ def findings(runs: Sequence[RunResults], *, draws: int = 500) -> list[Finding]:
     "keeps" and "matches", the whole interval lies above −0.2 points. It does not hold if one comparison surely
     contradicts it. Otherwise it is undecided.
     """
-    findings = [
+    checked = [
         _detectors_lose_wrong(runs, draws),
         _sirc_keeps(runs, draws, "wrong", "SIRC keeps S1's AUROC of ID✗|ID✓ within 0.2 points"),
         _sirc_keeps(runs, draws, "OOD mean", "SIRC matches or improves S1's AUROC of OOD|ID✓ (mean over sets)"),
         _best_changes(runs, draws),
     ]
-    return [finding for finding in findings if finding is not None]
+    return [finding for finding in checked if finding is not None]
 
 
 def _detectors_lose_wrong(runs: Sequence[RunResults], draws: int) -> Finding | None:
     def detectors(names: Sequence[str]) -> Pairs:
-        found = [name for name in DETECTORS if name in names]
-        return {"msp": found} if found and "msp" in names else {}
+        present = [name for name in DETECTORS if name in names]
+        return {"msp": present} if present and "msp" in names else {}
 
     rows = _auroc_differences(runs, draws, "wrong", detectors)
-    if rows.empty:
-        return None
-    sure, against = rows.high < 0, rows.low > 0
+    sure, against = rows["high"] < 0, rows["low"] > 0
     return _finding("OOD detectors lose ID✗|ID✓ against MSP", {"all six": rows}, sure, against, rows)
 
 
@@ -85,9 +83,7 @@ def _sirc_keeps(runs: Sequence[RunResults], draws: int, negative: str, claim: st
         return pairs
 
     rows = _auroc_differences(runs, draws, negative, augmented)
-    if rows.empty:
-        return None
-    sure, against = rows.low >= -TOLERANCE, rows.high < -TOLERANCE
+    sure, against = rows["low"] >= -TOLERANCE, rows["high"] < -TOLERANCE
     second = rows["score"].map(lambda name: ", ".join(map(str, parse(name).args[1:])))
     return _finding(claim, {f"with {s2}": rows[second == s2] for s2 in dict.fromkeys(second)}, sure, against, rows)
 
@@ -121,8 +117,10 @@ def _best_changes(runs: Sequence[RunResults], draws: int) -> Finding | None:
 
 def _finding(
     claim: str, parts: dict[str, pd.DataFrame], sure: pd.Series, against: pd.Series, rows: pd.DataFrame
-) -> Finding:
-    """Describe each part in words: its counts, and the ranges of its differences and intervals."""
+) -> Finding | None:
+    """Describe each part in words: its counts, and the ranges of its differences and intervals. None without rows."""
+    if rows.empty:
+        return None
     sentences = []
     for name, part in parts.items():
         means = part.groupby(["model", "score"])["difference"].mean() * 100
@@ -147,17 +145,16 @@ def _auroc_differences(
 def _differences(
     run: RunResults, pairs: Pairs, negative: str, metric: str, draws: int, at: float | None
 ) -> pd.DataFrame:
-    """One row for each score and its baseline; `at` is α and β."""
+    """One row for each score and its baseline; `at` is the value of both α and β."""
     parts = []
     for baseline, scores in pairs.items():
         table = run.evaluation.compare(baseline, draws=draws, alpha=at, beta=at, scores=scores, negatives=[negative])
-        table = table[(table["metric"] == metric) & (table["negative"] == negative)]
-        table = table[["score", "difference", "low", "high"]]
+        table = table.query("metric == @metric and negative == @negative")[["score", "difference", "low", "high"]]
         parts.append(table.assign(baseline=baseline, model=run.model, seed=run.seed))
     return _joined(parts)
 
 
 def _joined(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """All rows of these tables in one; without any, an empty table with the columns that are counted."""
-    found = [table for table in tables if len(table)]
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame({"low": [], "high": []})
+    """All rows of these tables in one; without rows, an empty table with the columns that are read."""
+    filled = [table for table in tables if len(table)]
+    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=["score", "low", "high"])

@@ -1,4 +1,4 @@
-"""Tables of an experiment's TOML: each setting's meaning, allowed values and default."""
+"""The tables of an experiment's TOML: each setting with its meaning, allowed values and default."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PAPER_SPECS = (
 DEFAULT_SPECS = (*PAPER_SPECS, "scod")
 """The scores of an experiment that names none."""
 
-_ODD = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]|^[. ]|[. ]$')
-_RESERVED = ("correct", WRONG, MEAN, POOLED, ORACLE, "Close", "Far")  # rows of every results table
+_FORBIDDEN = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]|^[. ]|[. ]$')
+_RESERVED = ("correct", WRONG, MEAN, POOLED, ORACLE, "Close", "Far")  # names in results tables
 
 
 @final
@@ -156,17 +156,19 @@ class Data:
         check_at_least("holdout", self.holdout, 0)
         if self.holdout and self.validation is not None:
             raise ValueError("`holdout` must be left out where `validation` is given: both choose the validation set.")
-        for name, source in (("train", self.train), ("test", self.test), ("validation", self.validation)):
-            known = source.benchmark if source is not None else None
-            if known is not None and known.role == "OOD":
-                raise ValueError(f"`{name}` must be a labelled ID set; got {known.title}, an OOD set.")
-            if source is not None and source.class_order and source.class_order != self.train.class_order:
+        ours = {"train": self.train, "test": self.test, "validation": self.validation}
+        for name, source in ours.items():
+            if source is None:
+                continue
+            if source.benchmark is not None and source.benchmark.role == "OOD":
+                raise ValueError(f"`{name}` must be a labelled ID set; got {source.benchmark.title}, an OOD set.")
+            if source.class_order and source.class_order != self.train.class_order:
                 raise ValueError(
                     f"`{name}` must have the `classes` and `sort` of `train`, or neither: its classes are numbered as "
                     "there. Write them in `data.train`."
                 )
-        ours = {source.benchmark.key for source in (self.train, self.test) if source.benchmark is not None}
-        taken = {"train", "test", "validation"}
+        benchmarks = {source.benchmark.key for source in (self.train, self.test) if source.benchmark is not None}
+        taken = set(ours)
         for name, source in self.ood.items():
             key = dotted(("ood", name))
             check_folder_name(key, name)
@@ -178,8 +180,7 @@ class Data:
             taken.add(name.casefold())
             if source.class_order:
                 raise ValueError(f"`{key}` must have neither `classes` nor `sort`: OOD sets have no labels. Drop them.")
-            shared = ours & set(source.benchmark.overlaps) if source.benchmark else set()
-            if shared:
+            if source.benchmark is not None and (shared := benchmarks.intersection(source.benchmark.overlaps)):
                 raise ValueError(
                     f"`{key}` must share no class with the ID set; it does with {shared.pop()}. Leave it out, or read "
                     'its images as a "folder".'
@@ -192,10 +193,10 @@ class Data:
 
 
 def check_folder_name(key: str, name: str) -> None:
-    """Refuse a name that some system does not allow for a folder; Windows reserves some for devices."""
+    """Raise if some operating system does not allow a folder of this name; Windows reserves names of devices."""
     device = re.fullmatch(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", name, re.IGNORECASE)
-    if not 0 < len(name.encode(errors="replace")) <= 200 or _ODD.search(name) or device:
+    if not 0 < len(name.encode(errors="replace")) <= 200 or _FORBIDDEN.search(name) or device:
         raise ValueError(
-            f"`{key}` must be fit for a folder: at most 200 bytes, no dot or space at either end, none of "
+            f"`{key}` must be a possible name of a folder: at most 200 bytes, no dot or space at either end, none of "
             f'/ \\ : * ? " < > |; got {name!a}. Rename it.'
         )

@@ -24,7 +24,7 @@ FILE = "experiment.toml"
 
 
 class _InFolder:
-    """A file of a run, by its name in the run's folder."""
+    """An attribute of `Run`: the path of a file with this name in the run's folder."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -36,7 +36,7 @@ class _InFolder:
 @final
 @dataclass(frozen=True)
 class Run:
-    """One network of an experiment, that of a seed or the pretrained one (seed 0), and its files."""
+    """One network of an experiment, trained with a seed or pretrained (seed 0), and its files."""
 
     seed: int
     folder: Path
@@ -54,7 +54,7 @@ class Run:
     choice = _InFolder("choice.json")
     """The scores that commands chose for this network, and the images they chose them on."""
     older_fit_note = _InFolder("scorer.json")
-    """The inputs of a fit, as earlier versions noted them beside the scorer instead of in a stamp."""
+    """The inputs of a fit as earlier versions stored them: beside the scorer, not in a stamp."""
 
     def store(self, name: str) -> Path:
         """The folder of the stored outputs on a dataset."""
@@ -166,7 +166,7 @@ class Experiment:
         return dump(self)
 
     def save(self) -> Path:
-        """Write the configuration beside the results, where each stage compares its own part with it."""
+        """Write the configuration into the folder of the results."""
         path = self.folder / FILE
         keep_text(path, self.dump())
         remember(path)
@@ -198,7 +198,7 @@ class Experiment:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All datasets: train, test, validation where there is one, then the OOD sets."""
+        """All datasets: train, test, validation if there is one, then the OOD sets."""
         return ("train", "test", *(["validation"] if self.data.validates else []), *self.data.ood)
 
     @property
@@ -230,15 +230,17 @@ class Experiment:
             path = Path(str(path).replace("{split}", source.split or ("train" if at == "train" else "test")))
             if not path.exists():
                 missing.setdefault(path, at)
-        for path, name in missing.items():
-            others = ", ".join(f"'{place}' ({other})" for place, other in missing.items() if place != path)
-            known = self.source(name).dataset
-            say = "Say" if ":" in known else f"See `sirc data check {known} {path}`, or say"
-            raise self.error(
-                _key(name),
-                f"needs '{path.absolute()}', which is not there{f'; nor are {others}' if others else ''}. "
-                f"{say} where it is: `--set data.root=…` or `--set {dotted(_key(name))}.path=…`.",
-            )
+        if not missing:
+            return
+        (path, name), *others = missing.items()
+        more = "; also missing: " + ", ".join(f"'{place}' ({other})" for place, other in others) if others else ""
+        known = self.source(name).dataset
+        say = "Say" if ":" in known else f"See `sirc data check {known} {path}`, or say"
+        raise self.error(
+            _key(name),
+            f"needs '{path.absolute()}', which is not there{more}. {say} where it is: `--set data.root=…` or "
+            f"`--set {dotted(_key(name))}.path=…`.",
+        )
 
     def _expanded(self, keys: tuple[str, ...], text: str) -> Path:
         expanded = os.path.expanduser(os.path.expandvars(text))
@@ -246,10 +248,10 @@ class Experiment:
             raise self.error(keys, f"must use variables that are set; got '{text}'. Set {left[0]}.")
         return Path(expanded)
 
-    def error(self, keys: tuple[str, ...], words: str) -> ConfigError:
-        """An error about one of the settings, with the place of that setting."""
+    def error(self, keys: tuple[str, ...], message: str) -> ConfigError:
+        """An error about a setting, with its place in the TOML if the experiment was read from one."""
         document: Document | None = getattr(self, "_document", None)
-        return document.error(keys, words) if document else ConfigError(f"`{dotted(keys)}` {words}")
+        return document.error(keys, message) if document else ConfigError(f"`{dotted(keys)}` {message}")
 
 
 def _key(name: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Images of an experiment: opening its datasets, and checking them before the first long stage."""
+"""Images of an experiment: open its datasets, and check them before the first long stage."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import numpy as np
 
 from sirc._utils import distributed
 from sirc._utils.text import shorten
-from sirc.data import DeviceCache, ImageSet, Source, eval_transform, open_source
+from sirc.data import DeviceCache, ImageSet, eval_transform, open_source
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.trust import is_own
 from sirc.progress import Progress
 from sirc.training import refuse_labels
 
 _ID_SETS = ("train", "test", "validation")
-_HOLDOUT_SEED = 0  # the same for all runs: the held-out images do not depend on the network's seed
+_HOLDOUT_SEED = 0  # the same images are held out for every run, whatever the network's seed
 
 
 def images_of(
     experiment: Experiment, name: str, *, augmented: bool = False, cache: DeviceCache | None = None
 ) -> ImageSet:
-    """Open a dataset of an experiment with the preprocessing of tests; `augmented` leaves that to the training loop.
+    """Open a dataset of an experiment, preprocessed for evaluation; `augmented` images are left to the training loop.
 
     `data.holdout` images of each class are taken out of the training images and become the validation images. Scores
     are fitted on all training images, or on `fit.count` random ones. Test and validation images have the class numbers
     of the training images, even if they lack a class.
     """
     experiment.require([name])
-    source, count, holdout = experiment.source(name), experiment.fit.count, experiment.data.holdout
-    if holdout and name in ("train", "validation"):
-        rest, held_out = _open(experiment, "train", cache).held_out(holdout, seed=_HOLDOUT_SEED)
+    source, count = experiment.source(name), experiment.fit.count
+    if experiment.data.holdout and name in ("train", "validation"):
+        rest, held_out = _open(experiment, "train", cache).held_out(experiment.data.holdout, seed=_HOLDOUT_SEED)
         images = rest if name == "train" else held_out
     else:
         images = _open(experiment, name, cache)
@@ -48,21 +48,21 @@ def images_of(
 def images_for_samples(experiment: Experiment, *, run_code: bool = True) -> dict[str, ImageSet]:
     """Open the test images and the OOD sets of an experiment without preprocessing, to show samples.
 
-    With `run_code=False` all must be datasets that sirc itself reads, and nothing is unpacked.
+    With `run_code=False`, all must be datasets that sirc itself reads, and no archive is unpacked.
     """
-    sources = {name: experiment.source(name) for name in ("test", *experiment.data.ood)}
-    for name, source in sources.items():
-        if not run_code and not is_own(source.dataset):
-            raise ValueError(f"'{name}' is made by `{shorten(source.dataset)}`, which only `sirc run` calls")
-    return {name: _open_source(experiment, name, source, unpack=run_code) for name, source in sources.items()}
+    names = ("test", *experiment.data.ood)
+    for name in names:
+        if not run_code and not is_own(dataset := experiment.source(name).dataset):
+            raise ValueError(f"'{name}' is made by `{shorten(dataset)}`, which only `sirc run` calls")
+    return {name: _open_source(experiment, name, unpack=run_code) for name in names}
 
 
 def check_data(
     experiment: Experiment, names: Iterable[str], *, trains: bool, cache: DeviceCache, progress: Progress
 ) -> None:
-    """Check, without decoding any, that each dataset has images and that the network has an output for every label.
+    """Check that each dataset has images and that the network has an output for every label; no image is decoded.
 
-    More outputs than classes may be intended, so that is only noted.
+    More outputs than classes may be intended, so they are only noted.
     """
     outputs = experiment.model.num_classes
     for name in names:
@@ -76,7 +76,7 @@ def check_data(
         if trains:
             progress.note(
                 f"note: '{experiment.name}' asks for {outputs} classes (`model.num_classes`), and its training images "
-                f"have {classes}: the other outputs learn to stay low. Unless that is meant, stop, and set "
+                f"have {classes}: the other outputs learn to stay low. Unless you want that, stop, and set "
                 f"`model.num_classes = {classes}`, or check that all class folders are in the training data."
             )
         elif experiment.train is None and images.classes:
@@ -88,16 +88,16 @@ def check_data(
 
 
 def _open(experiment: Experiment, name: str, cache: DeviceCache | None) -> ImageSet:
-    """Open a whole dataset without preprocessing, once for all runs that share `cache`."""
+    """Open a whole dataset without preprocessing, once for all runs that share a cache."""
 
     def opened() -> ImageSet:
         images: ImageSet | None = None
         with distributed.failing_together():
             if distributed.is_main():  # it goes first, as opening an archive unpacks it
-                images = _open_source(experiment, name, experiment.source(name))
+                images = _open_source(experiment, name)
         with distributed.failing_together():
             if images is None:
-                images = _open_source(experiment, name, experiment.source(name))
+                images = _open_source(experiment, name)
             if cache is not None:
                 _ = images.cache_key  # looks at every file, once for all copies of this dataset
         return images
@@ -107,10 +107,10 @@ def _open(experiment: Experiment, name: str, cache: DeviceCache | None) -> Image
     return cache.opened(repr((experiment.source(name), str(experiment.root), name)), opened)
 
 
-def _open_source(experiment: Experiment, name: str, source: Source, *, unpack: bool = True) -> ImageSet:
+def _open_source(experiment: Experiment, name: str, *, unpack: bool = True) -> ImageSet:
     is_id = name in _ID_SETS
     images = open_source(
-        source,
+        experiment.source(name),
         root=experiment.root,
         split=("train" if name == "train" else "test") if is_id else None,
         preprocess=None,

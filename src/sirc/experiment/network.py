@@ -1,4 +1,4 @@
-"""The network of a run: how to build it, its weights, their fingerprint, and its head."""
+"""The network of a run: building it, its weights, their fingerprint, and its head."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from sirc.experiment.stamp import digest
 from sirc.outputs import HEAD_FORMAT, Head
 from sirc.progress import Progress
 
-_REPEATABLE: set[str] = set()  # functions that gave the same weights twice
-_FINGERPRINTS: dict[tuple[object, ...], str] = {}  # several stages of one command ask for the same
+_REPEATABLE: set[str] = set()  # models whose function gave the same weights twice
+_FINGERPRINTS: dict[tuple[object, ...], str] = {}  # by weights file, as several stages of a command ask for one
 
 
 def build(experiment: Experiment) -> nn.Module:
@@ -45,15 +45,16 @@ def network(experiment: Experiment, run: Run) -> nn.Module:
         if models.fingerprint(model) != models.fingerprint(build(experiment)):
             raise experiment.error(
                 ("model", "name"),
-                f"must have weights where there is no [train] table; `{shorten(experiment.model.name)}` gives others "
-                "each time it is called: they are random. Let it load some, or add `checkpoint = …` or [train].",
+                f"must have weights where there is no [train] table; `{shorten(experiment.model.name)}` "
+                "returns other weights at each call, so they are random. Let it load some, or add `checkpoint = …` or "
+                "[train].",
             )
         _REPEATABLE.add(repr(experiment.model))
     return model.eval()
 
 
-def note_preparation(experiment: Experiment, progress: Progress) -> None:
-    """Note where images are prepared otherwise than for the published weights: nothing fails, accuracy is lost."""
+def note_preprocessing(experiment: Experiment, progress: Progress) -> None:
+    """Note if [preprocess] differs from that of the published weights: nothing fails, but accuracy is lost."""
     model = experiment.model
     if not model.pretrained or model.own or experiment.train is not None or not distributed.is_main():
         return
@@ -61,13 +62,13 @@ def note_preparation(experiment: Experiment, progress: Progress) -> None:
         published = asdict(models.preprocess_of(model.name, model.pretrained))
         if others := differences(published, asdict(experiment.preprocess)):
             progress.note(
-                f"note: `{shorten(model.name)}` was published for images that are prepared otherwise than [preprocess] "
-                f"says: its {others}. Unless that is meant, write the published values."
+                f"note: `{shorten(model.name)}` was published with another preprocessing than [preprocess] has: its "
+                f"{others}. Unless you want that, write the published values."
             )
 
 
 def network_key(experiment: Experiment, run: Run) -> str:
-    """What determines a network, without building it; empty for a user's function, which may change in any way."""
+    """Text that determines a network without building it; empty for a user's function, which may change in any way."""
     model, file = experiment.model, run.weights
     if experiment.train is None:
         file = Path(os.path.expanduser(os.path.expandvars(model.checkpoint or "")))
@@ -78,7 +79,7 @@ def network_key(experiment: Experiment, run: Run) -> str:
 
 
 def fingerprint_of(experiment: Experiment, run: Run) -> str:
-    """The fingerprint of a run's network; for trained weights, computed once for each version of their file."""
+    """The fingerprint of a run's network; that of trained weights is computed once for each version of their file."""
     if experiment.train is None or not run.weights.exists():
         return models.fingerprint(network(experiment, run))
     file = run.weights.stat()
@@ -96,7 +97,7 @@ def recipe_of(run: Run) -> dict[str, str] | None:
 
 
 def save_head(head: Head, path: Path, model: str) -> None:
-    """Write the head with the fingerprint of its model, unless that is there already."""
+    """Write the head with the fingerprint of its model, unless the file has both already."""
     with distributed.failing_together():
         if distributed.is_main():
             with suppress(FileNotFoundError, StoreError):
@@ -117,10 +118,6 @@ def load_head(path: Path) -> tuple[Head, str]:
 
 
 def has_head(run: Run, head: Head) -> bool:
-    """Whether the trained weights contain this head; true if that cannot be told without building the network."""
+    """Whether the trained weights contain this head; true if only building the network could tell."""
     weight = read_safetensors(run.weights)[0].get(f"{head.name}.weight".lstrip(".")) if run.weights.exists() else None
-    if weight is None:
-        return True
-    return weight.numel() == head.weight.numel() and torch.equal(
-        weight.reshape(head.weight.shape).to(head.weight), head.weight
-    )
+    return weight is None or torch.equal(weight.flatten().to(head.weight), head.weight.flatten())

@@ -65,7 +65,7 @@ def load_run(
 ) -> RunResults:
     """Evaluate a run from its stored outputs and its scorer, which runs on `device`.
 
-    Confidences are read from the run's cache if it is valid. If they have to be computed, `cache` writes them there.
+    Confidences are read from the run's file if it is valid. Otherwise they are computed, and `cache` writes that file.
     """
     check_outputs(experiment, run, ["test", *experiment.data.ood])
     scorer = Scorer.load(run.scorer)
@@ -80,7 +80,7 @@ def load_run(
             with stage.remade() as made:
                 _write_confidences(run, confidences, correct)
                 made.append(run.confidences)
-    # By name: the sets may have been scored in another order.
+    # By name, as the file may have the sets in another order.
     of_ood = {name: confidences[name] for name in ood}
     evaluation = Evaluation(confidences["test"], correct, of_ood, groups=groups_of(experiment))
     return RunResults(title_of(experiment), run.seed, evaluation, scorer, test, ood, experiment)
@@ -166,16 +166,16 @@ def reported_scores(scores: Sequence[str], experiments: Sequence[Experiment]) ->
 
 
 def write_results(table: pd.DataFrame, path: Path) -> None:
-    """Write results in their one schema."""
+    """Write results.csv, with the columns of `SCHEMA`."""
     keep_text(path, as_csv(table[SCHEMA]))
 
 
 def read_results(path: PathLike) -> pd.DataFrame:
-    """Read results; columns other than the schema's are an error, and so is a digest other than the stamps have."""
+    """Read a results.csv; one with other columns than `SCHEMA`, or changed since it was stamped, is an error."""
     path = Path(path)
     if kept_digest(path) not in (None, digest(path)):
         raise StoreError(
-            f"'{path}' was changed or cut since it was made: it has another digest than the stamps in its folder keep. "
+            f"'{path}' was changed or cut since it was made: its digest is not the one in the stamps of its folder. "
             "Make it again with the same `sirc run`, or `sirc evaluate … --overwrite`."
         )
     try:
@@ -200,7 +200,7 @@ def _stores(experiment: Experiment, run: Run) -> dict[str, OutputStore]:
 def _score(
     scorer: Scorer, test: OutputStore, ood: Mapping[str, OutputStore], device: torch.device | str
 ) -> tuple[SetConfidences, Tensor]:
-    """The confidences of all stores, scored on the device shard by shard, and which test predictions are correct."""
+    """Score all stores on the device, shard by shard: their confidences, and which test predictions are correct."""
 
     def shards(store: OutputStore) -> Iterator[Outputs]:
         return (outputs.to(device) for outputs in store)
@@ -219,7 +219,7 @@ def _write_confidences(run: Run, confidences: SetConfidences, correct: Tensor) -
 
 
 def _read_confidences(run: Run) -> tuple[SetConfidences, Tensor]:
-    tensors, metadata = read_safetensors(run.confidences, verify=False)  # the stage has compared all of it
+    tensors, metadata = read_safetensors(run.confidences, verify=False)  # the stage has compared its digest
     sizes: dict[str, int] = json.loads(metadata["sizes"])
     confidences: SetConfidences = {name: {} for name in sizes}
     for score in json.loads(metadata["scores"]):

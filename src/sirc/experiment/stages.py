@@ -1,4 +1,4 @@
-"""The stages of a run: train a network, extract its outputs, fit the scores; each continues what is there."""
+"""The stages of a run: train a network, extract its outputs, fit the scores; each skips what is done."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sirc.experiment.network import (
     load_head,
     network,
     network_key,
-    note_preparation,
+    note_preprocessing,
     recipe_of,
     save_head,
 )
@@ -43,8 +43,8 @@ from sirc.progress import SILENT, Progress
 from sirc.scores import Scorer, fit
 from sirc.training import Epoch, train
 
-_WEIGHTS = "weights"  # an input of extracted outputs that is not a setting
-_DOUBT = "doubt"  # the warning about their labels
+_WEIGHTS = "weights"  # the input of extracted outputs that is no setting: the fingerprint of the network
+_DOUBT = "doubt"  # where the stamp of extracted outputs keeps the warning about their labels
 
 
 def train_stage(experiment: Experiment, run: Run) -> Stage:
@@ -87,16 +87,13 @@ def outputs_stage(experiment: Experiment, run: Run, name: str, weights: str) -> 
             made_by = weights
         if stamped is not None:
             return {**stamped, _WEIGHTS: made_by}
-        return None if made_by == weights else {_WEIGHTS: made_by}  # begun with other weights
+        return None if made_by == weights else {_WEIGHTS: made_by}  # unfinished, of other weights: stale
 
     return Stage(f"extract-{name}", run.folder, {**settings, _WEIGHTS: weights}, outputs=[store], recorded=recorded)
 
 
 def outputs_stages(experiment: Experiment, run: Run) -> dict[str, Stage]:
-    """The stages that extract every dataset of an experiment.
-
-    The network is built only if the stores may come from another one.
-    """
+    """The stages that extract each dataset; the network is built only if the stores may come from another one."""
     stages = {name: outputs_stage(experiment, run, name, "") for name in experiment.names}
     key = network_key(experiment, run)
     made_by = {(stage.inputs_before or {}).get(_WEIGHTS) for stage in stages.values()}
@@ -108,7 +105,7 @@ def outputs_stages(experiment: Experiment, run: Run) -> dict[str, Stage]:
 
 
 def are_unchanged(experiment: Experiment, stages: Mapping[str, Stage], cache: DeviceCache) -> bool:
-    """Whether, in every process, all outputs are finished, lack no image, and come from today's images."""
+    """Whether, in every process, all outputs are finished, no image is missing, and the images are still the same."""
     same = all(
         stage.is_done()
         and not OutputStore(stage.outputs[0]).skipped
@@ -119,7 +116,7 @@ def are_unchanged(experiment: Experiment, stages: Mapping[str, Stage], cache: De
 
 
 def fit_stage(experiment: Experiment, run: Run) -> Stage:
-    """The stage that fits an experiment's scores on stored outputs, which must exist."""
+    """The stage that fits the scores; the outputs to fit them on must be stored already."""
     store = OutputStore(run.store("train"))
     inputs: Inputs = {"specs": experiment.fit.specs, "crossfit": experiment.fit.crossfit}
     inputs |= {"rows": len(store), "model": store.model, "data": store.data}
@@ -139,7 +136,7 @@ def fit_stage(experiment: Experiment, run: Run) -> Stage:
 
 
 def check_trained(experiment: Experiment, run: Run) -> None:
-    """Refuse weights that were trained with another recipe."""
+    """Raise if the weights were trained with another recipe."""
     if experiment.train is None:
         return
     stage = train_stage(experiment, run)
@@ -151,10 +148,10 @@ def check_trained(experiment: Experiment, run: Run) -> None:
 
 
 def check_outputs(experiment: Experiment, run: Run, names: Iterable[str], *, weights: str | None = None) -> None:
-    """Refuse stored outputs that come from other settings or other weights.
+    """Raise if stored outputs come from other settings or other weights.
 
-    `weights` is the fingerprint of the network, if the caller has built it. Otherwise nothing is built: all outputs
-    must come from one network, whose head must be in the trained weights.
+    `weights` is the fingerprint of the network, if the caller has built it. Without it nothing is built: all outputs
+    must come from one network, and the trained weights must contain its head.
     """
     check_trained(experiment, run)
     made_by: dict[Path, object] = {}
@@ -196,7 +193,7 @@ def train_run(
     progress: Progress = SILENT,
     cache: DeviceCache | None = None,
 ) -> list[Epoch]:
-    """Train the network of one seed, or return the history of a finished run. `cache` keeps images for other runs."""
+    """Train the network of one seed, or return the history of a finished run; `cache` keeps images for other runs."""
     recipe = experiment.train
     if recipe is None:
         raise ValueError(
@@ -248,7 +245,7 @@ def extract_run(
     names = list(names or experiment.names)
     check_trained(experiment, run)
     check_held_out(experiment, run, names, cache, progress)
-    note_preparation(experiment, progress)
+    note_preprocessing(experiment, progress)
     model = network(experiment, run).to(device)
     if settings.channels_last:
         model.to(memory_format=torch.channels_last)
@@ -297,7 +294,7 @@ def extract_run(
 
 
 def _stamp_outputs(stage: Stage, name: str, store: OutputStore, used: dict[str, str]) -> None:
-    """Stamp extracted outputs as done; if they were, note the images and the network that they were compared with."""
+    """Stamp extracted outputs as done; if they are already, add the images and network that they were compared with."""
     if not stage.is_done():
         stage.record(fingerprints={**used, _DOUBT: doubt_of_store(name, store)})
     elif not used.items() <= stage.fingerprints.items():
@@ -307,7 +304,7 @@ def _stamp_outputs(stage: Stage, name: str, store: OutputStore, used: dict[str, 
 
 
 def warn_again(stage: Stage) -> None:
-    """Repeat the warning that extraction gave about these outputs, for users who return to them."""
+    """Repeat the warning that extraction gave about these outputs."""
     if distributed.is_main() and (doubt := stage.fingerprints.get(_DOUBT)):
         warn(doubt)
 
@@ -320,19 +317,18 @@ def fit_run(
     overwrite: bool = False,
     progress: Progress = SILENT,
 ) -> Scorer:
-    """Fit the experiment's scores on the stored outputs of the training images, shared by all processes.
+    """Fit the experiment's scores on the stored outputs of the training images; all processes share the work.
 
     Scores that can be tuned are tuned on the validation images, if the experiment has any. A scorer that was fitted on
     the same outputs with the same settings is only loaded.
     """
-    tuned = experiment.tuned
-    check_outputs(experiment, run, ["train", *(["validation"] if tuned else [])])
+    check_outputs(experiment, run, ["train", "validation"] if experiment.tuned else ["train"])
     stage = fit_stage(experiment, run)
     if stage.inputs_before is not None and run.scorer.exists() and not overwrite:
         if changes := differences(stage.inputs_before, stage.inputs):
             raise FileExistsError(
-                f"'{run.scorer}' exists already and is another: {changes}. Give the experiment another `name`, or pass "
-                "`fit(…, overwrite=True)` to fit again."
+                f"'{run.scorer}' was fitted on other inputs: {changes}. Give the experiment another `name`, or "
+                "pass `fit(…, overwrite=True)` to fit again."
             )
         return Scorer.load(run.scorer)
     scorer = fit(
@@ -340,7 +336,7 @@ def fit_run(
         OutputStore(run.store("train")),
         head=load_head(run.head)[0],
         crossfit=experiment.fit.crossfit,
-        val=OutputStore(run.store("validation")) if tuned else None,
+        val=OutputStore(run.store("validation")) if experiment.tuned else None,
         on_unfit=experiment.fit.on_unfit,
         device=device,
         distributed=True,
@@ -360,23 +356,22 @@ def _prefixed(table: str, settings: dict[str, object]) -> dict[str, object]:
 
 
 def _described(source: Source) -> dict[str, object]:
-    """The settings of a dataset; an order of classes only if there is one, as earlier versions did not mention it."""
-    unordered = {key: value for key, value in asdict(source).items() if key not in ("classes", "sort")}
-    return unordered | source.class_order
+    """The settings of a dataset; an order of classes only if one is given, as earlier versions had none."""
+    return {key: value for key, value in asdict(source).items() if key not in ("classes", "sort") or value is not None}
 
 
 def check_held_out(
     experiment: Experiment, run: Run, names: Iterable[str], cache: DeviceCache | None, progress: Progress
 ) -> None:
-    """Refuse to fit or validate if the network was trained on other images, as when `holdout` changed."""
+    """Raise if the network was trained on other images than are fitted or validated on, as when `holdout` changed."""
     count = experiment.data.holdout
     if not ({"train", "validation"} if count else {"train"}) & {*names}:
         return
     if experiment.train is None:
         if count and "validation" in names and distributed.is_main():
             progress.note(
-                f"note: the network was trained elsewhere, and must not have seen the {count} images "
-                "of each class that are held out: it is surer of images it has seen. If it has, give others in "
+                f"note: the network was trained elsewhere, and must not have seen the {count} images of each class "
+                "that are held out: it is more confident on images it has seen. If it has, give others in "
                 "`data.validation`, and drop `data.holdout`."
             )
         return
@@ -386,7 +381,7 @@ def check_held_out(
         wanted = f"without the images that are held out, {count} of each class" if count else "on `data.train`"
         raise StoreError(
             f"'{run.weights}' must be trained {wanted}; it was trained on other images. Use those, with the "
-            f"`data.holdout` of then, or train again: `sirc train … --seed {run.seed} --overwrite`."
+            f"`data.holdout` of that training, or train again: `sirc train … --seed {run.seed} --overwrite`."
         )
 
 

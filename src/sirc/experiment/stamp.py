@@ -23,13 +23,12 @@ _FOLDER = ".made-from"
 class Stage:
     """A piece of work that is not done twice.
 
-    Its stamp, a file in `folder`, holds the inputs of the stage and a digest of each file that it made. The stage is
-    done if the stamp has today's inputs and all outputs are there and unchanged; it is stale if the stamp has other
-    inputs. Inputs are everything that decides the outputs. Files count by their digest: if one is made again and comes
-    out the same, what depends on it stays done.
+    Its stamp, a file in `folder`, holds the inputs of the stage and a digest of each file that it made. Inputs are
+    everything that decides the outputs; an input file counts by its digest. The stage is done if the stamp has these
+    inputs and all outputs are there, unchanged; it is stale if the stamp has other inputs.
 
-    `recorded` is for stages whose outputs say themselves what they were made from, and for the notes of earlier
-    versions: it takes the inputs of the stamp, or None without a stamp, and returns the inputs to compare.
+    `recorded` is for outputs that know themselves what they were made from, and for the notes of earlier versions: it
+    takes the inputs in the stamp, or None without a stamp, and returns those to compare.
     """
 
     name: str
@@ -39,7 +38,7 @@ class Stage:
     recorded: Callable[[Inputs | None], Inputs | None] = lambda stamped: stamped
 
     def __post_init__(self) -> None:
-        self.inputs = json.loads(json.dumps(self.inputs, default=str))  # as they are when they are read back
+        self.inputs = json.loads(json.dumps(self.inputs, default=str))  # comparable with those of a stamp
         self._stamp = self.folder / _FOLDER / f"{self.name}.json"
 
     @property
@@ -49,7 +48,7 @@ class Stage:
 
     @property
     def inputs_before(self) -> Inputs | None:
-        """The inputs that the stage was done with; None if it was not done."""
+        """The inputs with which the stage was done; None if it was not done."""
         return self.recorded(self._read().get("inputs"))
 
     @property
@@ -63,7 +62,7 @@ class Stage:
         return self._read().get("seen", {})
 
     def is_done(self) -> bool:
-        """Whether the stage was done with these inputs, and everything it made is still there, unchanged."""
+        """Whether the stage was done with these inputs, and everything that it made is still there, unchanged."""
         made = self._read().get("made", {})
         return (
             self.inputs_before == self.inputs
@@ -77,7 +76,7 @@ class Stage:
 
     @contextmanager
     def remade(self) -> Iterator[list[Path]]:
-        """Do the stage again: the work inside adds its files to the list given, and the stage is stamped at the end."""
+        """Do the work inside, which adds the files that it makes to the list, and stamp the stage at the end."""
         self.forget()
         made: list[Path] = []
         yield made
@@ -96,7 +95,7 @@ class Stage:
     def _read(self) -> dict[str, dict[str, Any]]:
         """The stamp: "inputs", the digests of what was "made", and "seen", the fingerprints; empty if it is not valid.
 
-        A stamp that names a file outside the stage's folder was not written by a stage, and is not valid.
+        No stage writes a stamp that names a file outside its folder: such a stamp is not valid.
         """
         with suppress(FileNotFoundError, StoreError):
             stamp = {"seen": {}, **read_json(self._stamp)}
@@ -107,7 +106,7 @@ class Stage:
 
 
 def kept_digest(results: Path) -> object:
-    """The digest of a results.csv in the stamp of the evaluation or of the tables beside it; None if neither has it."""
+    """The digest of a results.csv in the stamps beside it, of the evaluation or the tables; None if neither has it."""
     if results.name != "results.csv":
         return None
     evaluation, tables = (Stage(name, results.parent, {})._read() for name in ("results", "tables"))

@@ -60,7 +60,7 @@ TARGETS = ("results.csv", "table.md", "table.tex", "table.html", "table.csv", PA
 @final
 @dataclass(frozen=True)
 class Step:
-    """One step of a study, and whether it was skipped because it was done."""
+    """One step of a study, and whether it was skipped because it had been done before."""
 
     name: str
     skipped: bool
@@ -69,7 +69,7 @@ class Step:
 @final
 @dataclass
 class Study:
-    """A finished study: its steps, the table of all results, and the files."""
+    """A finished study: its steps, the table of all results, and the files it wrote."""
 
     folder: Path
     experiments: Sequence[Experiment] = ()
@@ -120,10 +120,10 @@ def run_study(
     """Run all stages of these experiments, and combine their results in `folder`.
 
     One experiment uses its own folder by default; several must have the same `out`, unless `folder` is given. Under
-    torchrun, all processes train, extract and fit; the first does the rest. Where a setting changed, everything that
+    torchrun, all processes train, extract and fit; the first does the rest. If a setting changed, everything that
     depends on it is done again, except training: networks are trained again only if `redo` names "train". `redo` may
     also name "extract", "fit", "page" and "figures". Before anything is trained or extracted, all images are listed, so
-    that mistakes in the data show at once. If nothing is left to train or extract, the images are not needed.
+    that mistakes in the data show at once. If nothing is left to train or extract, the images may be missing.
     """
     if not experiments:
         raise ValueError("a study must have at least one experiment; got none.")
@@ -154,7 +154,7 @@ def run_study(
             for experiment, run in runs:
                 worker.outputs(experiment, run)
                 if distributed.is_main():
-                    experiment.save()  # after each stage has compared its settings with the saved ones
+                    experiment.save()  # only now: it must be the configuration of what is stored
         with distributed.failing_together():
             if distributed.is_main():
                 worker.results()
@@ -176,18 +176,17 @@ class _Worker:
     imageless: set[Path] = field(default_factory=set)  # the folders of finished experiments whose images are gone
 
     @contextmanager
-    def step(self, name: str, stages: Sequence[Stage]) -> Iterator[tuple[bool, list[Stage]]]:
-        """Record one step; give whether all its stages are done, and those that must start over."""
-        redo = name.rpartition(" ")[2] in self.redo
-        done = not redo and all(stage.is_done() for stage in stages)
+    def step(self, name: str, *stages: Stage) -> Iterator[bool]:
+        """Record one step, whose name ends in its kind; give whether its stages are done, and `redo` lacks the kind."""
+        done = name.rpartition(" ")[2] not in self.redo and all(stage.is_done() for stage in stages)
         if done:
             self.progress.note(f"{name}: there already")
-        yield done, [stage for stage in stages if redo or stage.is_stale()]
+        yield done
         self.study.steps.append(Step(name, done))
         self.whole.advance()
 
     def finished(self, experiment: Experiment) -> bool:
-        """Whether nothing is left to train or extract; images may be missing only then."""
+        """Whether nothing is left to train or extract; only then may images be missing."""
         trained = experiment.train is None or all(run.weights.exists() for run in experiment.runs)
         stages = (pair for run in experiment.runs for pair in outputs_stages(experiment, run).items())
         # Earlier versions extracted validation images only to tune scores, and other studies do not need them.
@@ -214,7 +213,7 @@ class _Worker:
         name = f"{experiment.name}, {run.folder.name}"
         if experiment.train is not None:
             redo, trained = "train" in self.redo, train_stage(experiment, run)
-            with self.step(f"{name}: train", [trained]):
+            with self.step(f"{name}: train", trained):
                 if has_images and (redo or experiment.model.own or not trained.is_done()):
                     cpu = device.type == "cpu"
                     train_run(experiment, run, cpu=cpu, overwrite=redo, progress=progress, cache=cache)
@@ -223,19 +222,19 @@ class _Worker:
                     if has_images:
                         check_held_out(experiment, run, ["train"], cache, progress)
         outputs = outputs_stages(experiment, run)
-        with self.step(f"{name}: extract", list(outputs.values())) as (_, stale):
+        with self.step(f"{name}: extract", *outputs.values()):
             extract = partial(extract_run, experiment, run, device=device, progress=progress, cache=cache)
-            old = [name for name, stage in outputs.items() if stage in stale]
+            old = [name for name, stage in outputs.items() if "extract" in self.redo or stage.is_stale()]
             others = [name for name in outputs if name not in old]
             if old:
                 extract(old, overwrite=True)
-            # Even where all are done, they are compared with the images.
+            # Finished outputs too are compared with the images, which may have changed.
             if others and has_images and (old or not are_unchanged(experiment, outputs, cache)):
                 extract(others, overwrite="unfinished")
             else:
                 for other in others:
                     warn_again(outputs[other])
-        with self.step(f"{name}: fit", [fit_stage(experiment, run)]) as (done, _):
+        with self.step(f"{name}: fit", fit_stage(experiment, run)) as done:
             if not done:
                 fit_run(experiment, run, device=device, overwrite=True, progress=progress)
         distributed.barrier()
@@ -249,7 +248,7 @@ class _Worker:
             inputs |= {"model": title_of(experiment), "seed": run.seed}
             files = [run.folder / "results.csv", run.confidences]
             stage = Stage("results", run.folder, inputs, outputs=files)
-            with self.step(f"{experiment.name}, {run.folder.name}: evaluate", [stage]) as (done, _):
+            with self.step(f"{experiment.name}, {run.folder.name}: evaluate", stage) as done:
                 if not done:
                     with stage.remade() as made:
                         write_results(study.load(experiment, run).table, files[0])
@@ -275,7 +274,7 @@ class _Worker:
         def make(name: str, write: Callable[[], Iterable[Path]], inputs: dict[str, object]) -> None:
             known = {"results": digest(folder / "results.csv"), "sirc": sirc.__version__, "code": code}
             stage = Stage(name, folder, known | inputs)
-            with self.step(name, [stage]) as (done, _):
+            with self.step(name, stage) as done:
                 if not done:
                     with stage.remade() as made:
                         made += write()
@@ -313,7 +312,7 @@ def save_results(
     overwrite: bool = False,
     progress: Progress = SILENT,
 ) -> Study:
-    """Write results, tables, page and figures of runs without a study; `intervals` adds them to the tables."""
+    """Write results, tables, page and figures of runs without a study; `intervals` puts intervals into the tables."""
     tables = [run.intervals() if intervals else run.table for run in runs]
     study = save_table(pd.concat(tables, ignore_index=True), folder, overwrite=overwrite)
     study.files.append(report(runs, study.folder / PAGE, overwrite=True, progress=progress))
@@ -324,7 +323,7 @@ def save_results(
 
 
 def save_table(results: pd.DataFrame, folder: PathLike, *, overwrite: bool = False) -> Study:
-    """Write results without an experiment, and their tables."""
+    """Write results that come from no experiment, and their tables."""
     study = Study(Path(folder), results=results)
     for name in TARGETS:
         refuse_existing(study.folder / name, overwrite)  # before any work is done

@@ -26,19 +26,18 @@ EXTENDS = "extends"
 NONE = "none"
 """Stands for None if leaving the key out would mean something else."""
 LATER = {"later": True}
-"""The metadata of a field that earlier versions did not have: it is written only where it differs from its default."""
+"""The metadata of a field that earlier versions did not have: it is written only if it differs from its default."""
 
 _DEEPEST = 50  # tables within tables
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
-_KINDS = {bool: ("true or false", "true or false"), int: ("a whole number", "whole numbers")}
-_KINDS |= {float: ("a number", "numbers"), str: ("a string", "strings"), object: ("any value", "values")}
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", object: "any value"}
 
 
 def dump(instance: Any) -> str:
-    """Write a dataclass as TOML; `Document.build` makes an equal one from it."""
+    """Write a dataclass as TOML, from which `Document.build` makes an equal one."""
     try:
         text = tomli_w.dumps(_plain(instance))
-        text.encode()
+        text.encode()  # raises on half of a surrogate pair
     except (TypeError, UnicodeEncodeError) as error:
         raise ValueError(f"TOML cannot hold every value: {error}.") from error
     return text
@@ -47,16 +46,17 @@ def dump(instance: Any) -> str:
 def dotted(keys: Iterable[str | int]) -> str:
     """Write the path of a key as TOML does: `data.ood."my set".path`, `fit.specs[2]`."""
 
-    def quoted(key: str) -> str:
-        return key if _BARE.fullmatch(key) else json.dumps(key, ensure_ascii=False)
+    def part(key: str | int) -> str:
+        if isinstance(key, int):
+            return f"[{key}]"
+        return "." + (key if _BARE.fullmatch(key) else json.dumps(key, ensure_ascii=False))
 
-    text = "".join(f"[{key}]" if isinstance(key, int) else f".{quoted(key)}" for key in keys)
-    return text.removeprefix(".")
+    return "".join(map(part, keys)).removeprefix(".")
 
 
 @dataclass(frozen=True)
 class _File:
-    """One TOML file: its text, which has the line numbers, and the tree parsed from it."""
+    """One TOML file: its text, in which lines are counted, and its parsed tree."""
 
     path: Path
     text: str
@@ -91,7 +91,7 @@ class _File:
             raise ConfigError(f"'{path}' cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
     def line(self, names: Sequence[str]) -> int | None:
-        """Find the line where a key begins. tomllib keeps no lines, so longer and longer parts are parsed."""
+        """Find the line where a key begins, by parsing longer and longer parts: tomllib keeps no line numbers."""
         lines = self.text.split("\n")
         parsed = 0
         for end in range(1, len(lines) + 1):
@@ -115,10 +115,7 @@ class Document:
 
     @classmethod
     def open(cls, path: PathLike, overrides: Iterable[str] = (), *, whole: bool = False) -> Document:
-        """Read the file, with overrides such as `"train.lr=0.05"`; a `ConfigError` says what is wrong with either.
-
-        A `whole` file must not extend another.
-        """
+        """Read a file, with overrides such as `"train.lr=0.05"`; a `whole` file must not extend another."""
         overrides = (overrides,) if isinstance(overrides, str) else overrides
         files = (_File.read(Path(path)),) if whole else _with_bases(Path(path))
         if whole and EXTENDS in files[0].tree:
@@ -131,14 +128,14 @@ class Document:
 
     def build(self, cls: type[T]) -> T:
         """Make the dataclass; a `ConfigError` says which key does not fit, and where it is."""
-        return cast(T, self._dataclass(self.tree, cls, ()))
+        return self._dataclass(self.tree, cls, ())
 
     def error(self, keys: Keys, message: str) -> ConfigError:
-        """Say what is wrong with a key, and where it is."""
+        """Make an error about a key that begins with its place."""
         return ConfigError(f"{self.where(keys)}: {f'`{dotted(keys)}` ' if keys else ''}{message}")
 
     def where(self, keys: Keys) -> str:
-        """Give the place of a key: `file:line`, the `--set` that set it, or the file where nothing did."""
+        """The place of a key: `file:line`, or the `--set` that set it, or the file if neither has the key."""
         names = tuple(key for key in keys if isinstance(key, str))
         for path, text in reversed(self.overrides):
             if path == names[: len(path)]:
@@ -153,9 +150,9 @@ class Document:
             names = names[:-1]
         return str(self.files[0].path)
 
-    def _dataclass(self, value: Mapping[str, object], cls: type[Any], keys: Keys) -> object:
+    def _dataclass(self, value: Mapping[str, object], cls: type[T], keys: Keys) -> T:
         hints = get_type_hints(cls)
-        fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+        fields = {field.name: field for field in dataclasses.fields(cast(Any, cls))}
         for name in value:
             if name not in fields:
                 table = f"[{dotted(keys)}]" if keys else "the top level"
@@ -228,14 +225,14 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _override(tree: dict[str, Any], text: str) -> tuple[Keys, str]:
-    """Put `key=value` into the tree; the value is TOML where it parses, else a plain string."""
+    """Put `key=value` into the tree; the value is TOML if it parses, else a plain string."""
     for split in re.finditer("=", text):
         names = _path(text[: split.start()])
         if names:
             break
     else:
         raise ConfigError(
-            f"--set {text}: an override must be KEY=VALUE, the key as in the file, quoted where it has odd "
+            f"--set {text}: an override must be KEY=VALUE, the key as in the file, quoted if it has odd "
             "characters. For example `--set train.lr=0.05`."
         )
     table = tree
@@ -290,7 +287,8 @@ def _shown(value: object) -> str:
     return shorten(text)
 
 
-def _describe(wanted: Any, *, many: bool = False) -> str:
+def _describe(wanted: Any) -> str:
+    """Say in words what values of a type are."""
     origin, arguments = get_origin(wanted), get_args(wanted)
     if origin in (Union, UnionType):
         return " or ".join(_describe(member) for member in arguments if member is not NoneType)
@@ -298,9 +296,9 @@ def _describe(wanted: Any, *, many: bool = False) -> str:
         return " or ".join(_shown(choice) for choice in arguments)
     if origin is tuple:
         count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
-        return f"a list of {count}{_describe(arguments[0], many=True)}"
+        return f"a list of {count}{_describe(arguments[0]).removeprefix('a ')}s"
     if origin is dict:
         return "a table"
     if dataclasses.is_dataclass(wanted):
         return f"a table with {', '.join(field.name for field in dataclasses.fields(wanted))}"
-    return _KINDS[wanted][many]
+    return _KINDS[wanted]

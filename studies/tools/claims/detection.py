@@ -33,7 +33,7 @@ def detection_costs_wrong(study: Study) -> Claim:
             if any(interval is None for interval in found):
                 continue
             detecting, ood, wrong = (interval for interval in found if interval is not None)
-            rows.append([f"{named(score)}, {model}", str(detecting), str(ood), str(wrong)])
+            rows.append([f"{named(score)}, {model}", detecting, ood, wrong])
             if score in DETECTING and model in study.models:
                 paid = above(wrong) == YES and detecting.value < ood.value
                 outcome = NO if below(detecting) == NO else YES if below(detecting) == YES and paid else OPEN
@@ -95,7 +95,7 @@ def areas_agree(study: Study) -> Claim:
         "Both, on all OOD data at α = β = 0.5, less those of MSP: the same sure sign bears it out, opposite sure "
         "signs speak against it.",
         checks,
-        table(["×10²", "ΔAURR", "ΔAURC"], rows) if rows else "",
+        table(["×10²", "ΔAURR", "ΔAURC"], rows),
         {
             PARTLY: "AURC also counts how ID✗ and OOD are ordered among themselves, which matters more where networks "
             "err more.",

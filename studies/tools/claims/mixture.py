@@ -105,7 +105,7 @@ def aurr_table(study: Study, pairs: Sequence[tuple[str, str]]) -> str:
     for score, baseline in pairs:
         cells = [study.interval(model, score, baseline, POOLED, "aurr") for model in study.shown]
         if any(cells):
-            rows.append([named(score), *("–" if cell is None else cell.finer for cell in cells)])
+            rows.append([named(score), *(cell and cell.finer for cell in cells)])
     return table(["ΔAURR ×10²", *study.shown], rows)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from studies.tools.claims.verdicts import YES, above, below
 from studies.tools.families import SIRC, first_of
-from studies.tools.study import Interval, Study, named, signed, table
+from studies.tools.study import Interval, Study, named, table
 
 
 def differences(
@@ -25,7 +24,7 @@ def by_network(study: Study, pairs: Sequence[tuple[str, str]], negative: str, me
         cells = [study.interval(model, score, baseline, negative, metric) for model in study.shown]
         if any(cells):
             printed = study.printed_range(score, baseline, negative, metric)
-            rows.append([named(score), printed, *("–" if cell is None else str(cell) for cell in cells)])
+            rows.append([named(score), printed, *cells])
     return table(["", "paper", *study.shown], rows)
 
 
@@ -46,9 +45,3 @@ def printed_signs(study: Study, model: str, score: str, baseline: str) -> tuple[
 def pairs_of_sirc() -> list[tuple[str, str]]:
     """The paper's six, each with its S1."""
     return [(score, str(first_of(score))) for score in SIRC]
-
-
-def span_exact(values: Sequence[float]) -> str:
-    """A range with two digits."""
-    known = [value for value in values if not math.isnan(value)]
-    return f"{signed(min(known), 2)} … {signed(max(known), 2)}" if known else "–"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from sirc.evaluation import MEAN, WRONG
 from sirc.experiment.claims import DETECTORS
 from sirc.scores import parse
-from studies.tools.claims.pairs import by_network, differences, pairs_of_sirc, printed_signs, signs, span_exact
+from studies.tools.claims.pairs import by_network, differences, pairs_of_sirc, printed_signs, signs
 from studies.tools.claims.verdicts import FAILS, NO, OPEN, PARTLY, UNDECIDED, YES, Check, Claim, above, below
 from studies.tools.families import BASELINE, BEST, SECOND
 from studies.tools.study import Study, named, signed, span, table
@@ -93,7 +93,7 @@ def sirc_keeps_wrong(study: Study) -> Claim:
     lost = [study.printed_difference(m, s, b, WRONG, "auroc") for m in study.printed_models for s, b in pairs]
     return Claim(
         "SIRC keeps the ID✗|ID✓ of its S1",
-        f"SIRC costs less than {TOLERANCE} points of AUROC; in its table the change is {span_exact(lost)}.",
+        f"SIRC costs less than {TOLERANCE} points of AUROC; in its table the change is {span(lost, 2)}.",
         f"AUROC of ID✗|ID✓ less that of S1; above −{TOLERANCE} bears it out.",
         [Check(m, named(s), above(i, -TOLERANCE), i) for m, s, _, i in differences(study, pairs, WRONG, "auroc")],
         by_network(study, pairs, WRONG, "auroc"),
@@ -111,7 +111,7 @@ def _mean_loss(study: Study, pairs: Sequence[tuple[str, str]]) -> str:
     """What SIRC does to ID✗|ID✓ in the mean, where intervals tell little."""
     means = [interval.value for *_, interval in differences(study, pairs, WRONG, "auroc")]
     more = sum(mean < -TOLERANCE for mean in means)
-    return f"The mean change is {span_exact(means)}, a loss of more than {TOLERANCE} in {more} of {len(means)} cases."
+    return f"The mean change is {span(means, 2)}, a loss of more than {TOLERANCE} in {more} of {len(means)} cases."
 
 
 def sirc_raises_ood(study: Study) -> Claim:
@@ -181,10 +181,9 @@ def sirc_is_robust(study: Study) -> Claim:
                 interval = study.interval(model, score, first, name, "fpr@95")
                 if interval is not None:
                     checks.append(Check(model, f"{named(score)} for {name}", below(interval, SMALL), interval))
-                cells.append("–" if interval is None else str(interval))
+                cells.append(interval)
             vim = study.interval(model, "vim", "energy", name, "fpr@95") if second == "residual" else None
-            cells.append("–" if vim is None else str(vim))
-            rows.append([f"{named(second)}, {model}, {name}", f"{auroc:.1f}", *cells])
+            rows.append([f"{named(second)}, {model}, {name}", f"{auroc:.1f}", *cells, vim])
     return Claim(
         "SIRC is robust to an S2 that fails",
         f"Where S2 alone is worse than chance, SIRC stays close to S1: with Residual at {alone:.1f}% AUROC on "
@@ -192,9 +191,7 @@ def sirc_is_robust(study: Study) -> Claim:
         f"All cases in which S2 alone is below {CHANCE:.0f}% AUROC: FPR@95 of OOD|ID✓ less that of S1; below "
         f"+{SMALL:.0f} point bears it out.",
         checks,
-        table(["S2, network, OOD set", "S2 alone", "SIRC(MSP, S2) − MSP", "SIRC(−H, S2) − (−H)", "ViM − Energy"], rows)
-        if rows
-        else "",
+        table(["S2, network, OOD set", "S2 alone", "SIRC(MSP, S2) − MSP", "SIRC(−H, S2) − (−H)", "ViM − Energy"], rows),
         {
             PARTLY: "The sigmoid bounds what a failing S2 can do to rows above its centre; ID rows below the centre "
             "still pay, and FPR@95 is set by the lowest of them.",
@@ -240,7 +237,7 @@ def vim_depends_on_the_set(study: Study) -> Claim:
     rows = []
     for name in study.sets:
         cells = [study.interval(m, s, BASELINE, name, "fpr@95") for s in ("vim", BEST) for m in study.models]
-        rows.append([name, *("–" if cell is None else signed(cell.value) for cell in cells)])
+        rows.append([name, *(cell and signed(cell.value) for cell in cells)])
     told = "; ".join(f"{named(score)} {_changes(study, score)}" for score in ("vim", BEST))
     return Claim(
         "What a detector gains depends on the OOD set",

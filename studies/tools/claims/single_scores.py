@@ -34,13 +34,8 @@ def second_scores_know_nothing_of_wrong(study: Study) -> Claim:
         found = [(model, study.interval(model, score, "", WRONG, "auroc")) for model in study.shown]
         checks += [Check(m, named(score), _nothing(i)) for m, i in found if i is not None and m in study.models]
         printed = [study.paper(model, score, WRONG, "auroc") for model in study.printed_models]
-        rows.append(
-            [
-                named(score),
-                ", ".join(f"{value:.1f}" for value in printed),
-                *("–" if interval is None else interval.plain for _, interval in found),
-            ]
-        )
+        cells = (interval and interval.plain for _, interval in found)
+        rows.append([named(score), ", ".join(f"{value:.1f}" for value in printed), *cells])
     return Claim(
         "‖z‖₁ and Residual know nothing of ID✗",
         "SIRC assumes that S2 cannot tell wrong from right predictions. The table has the paper's %AUROC of ID✗|ID✓.",
@@ -75,7 +70,7 @@ def better_second(study: Study) -> Claim:
     rows = []
     for score, baseline in pairs:
         cells = [study.interval(m, score, baseline, MEAN, "auroc") for m in study.shown]
-        rows.append([named(score), *("–" if cell is None else str(cell) for cell in cells)])
+        rows.append([named(score), *cells])
     return Claim(
         "Which S2 is better depends on the network",
         f"SIRC with Residual less SIRC with ‖z‖₁, mean over the OOD sets, in points of AUROC: {words}.",
@@ -116,7 +111,7 @@ def entropy_trades(study: Study) -> Claim:
     checks = [Check(m, "ID✗", below(i), i) for m, _, _, i in differences(study, pairs, WRONG, "auroc")]
     checks += [Check(m, "OOD", above(i), i) for m, _, _, i in differences(study, pairs, MEAN, "auroc")]
     rows = [
-        [name, study.printed_range("entropy", BASELINE, negative, "auroc"), *map(str, found)]
+        [name, study.printed_range("entropy", BASELINE, negative, "auroc"), *found]
         for name, negative in (("ID✗\\|ID✓", WRONG), ("OOD\\|ID✓, mean", MEAN))
         if all(found := [study.interval(m, "entropy", BASELINE, negative, "auroc") for m in study.shown])
     ]
@@ -146,7 +141,7 @@ def doctor_is_between(study: Study) -> Claim:
                 if model in study.models:
                     checks.append(Check(model, f"{metric} of {what}", outcome))
                 if metric == "auroc":
-                    rows.append([f"{model}, {what}", str(to_msp), str(to_entropy)])
+                    rows.append([f"{model}, {what}", to_msp, to_entropy])
     return Claim(
         "DOCTOR lies between MSP and −H",
         "DOCTOR in general does something in between, alone and in SIRC.",

@@ -1,4 +1,4 @@
-"""When a claim holds: what bears it out, speaks against it or leaves it open, and the word for their counts."""
+"""Verdicts on claims: comparisons for, against and open, and the word for their counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RULE = (
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison: of which network, of what, its interval where it has one, and what it says of the claim."""
+    """One comparison: its network, what is compared, its outcome for the claim, and its interval if it has one."""
 
     model: str
     what: str
@@ -82,12 +82,12 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """In a word or two."""
+        """The verdict, in a word or two."""
         return judge(self.outcomes())
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """How many comparisons bear it out, speak against it, leave it open."""
+        """The numbers of comparisons for the claim, against it, and open."""
         outcomes = self.outcomes()
         return outcomes.count(YES), outcomes.count(NO), outcomes.count(OPEN)
 

@@ -41,12 +41,12 @@ def run_demo(
     _write_arrays(study, experiments[0])
     with progress.task("findings, with intervals", None, unit=""):
         results = findings(study.runs)
-    file = out / "findings.md"
-    rows = [f"| {finding.claim} | {finding.measured} | {finding.verdict} |" for finding in results]
-    text = "\n".join(["| the paper's finding | measured here | verdict |", "|---|---|---|", *rows, ""])
-    text = text.replace("ID✗|ID✓", "ID✗\\|ID✓").replace("OOD|ID✓", "OOD\\|ID✓")
-    keep_text(file, text)
-    study.files.append(file)
+    lines = ["| the paper's finding | measured here | verdict |", "|---|---|---|"]
+    for finding in results:
+        cells = (text.replace("|", r"\|") for text in (finding.claim, finding.measured, finding.verdict))
+        lines.append(f"| {' | '.join(cells)} |")
+    keep_text(out / "findings.md", "\n".join([*lines, ""]))
+    study.files.append(out / "findings.md")
     return study, results
 
 
