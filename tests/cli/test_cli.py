@@ -306,7 +306,7 @@ def test_other_settings_do_not_mix_with_old_results(study, command):
     assert "comes from other weights than" in err
     code, _, err = command("extract", "tiny.toml", *other)
     assert code == 1
-    assert "belongs to another model" in err
+    assert "with other settings: model is" in err
     assert command("extract", "tiny.toml", *other, "--overwrite")[0] == 0
     code, _, err = command("fit", "tiny.toml", *other)
     assert code == 1
