@@ -206,7 +206,7 @@ def test_bad_settings_are_refused(tmp_path, settings):
 
 def test_only_fitting_shards_are_written(tmp_path, outputs):
     store = OutputStore.create(tmp_path / "s", 25, shard_size=10)
-    with pytest.raises(ValueError, match=r"shard 2 must have one row for each of the dataset items 20…24 that .*, 5 rows; got 10"):
+    with pytest.raises(ValueError, match=r"shard 2 must have one row for each .* 20…24 .*, 5 rows; got 10"):
         store.write(2, outputs[:10])
     with pytest.raises(ValueError, match="`i` must be a shard in 0…2; got 3"):
         store.write(3, outputs[:5])
@@ -446,9 +446,9 @@ def test_the_skipped_and_the_rows_make_up_a_shard(tmp_path, outputs):
         store.write(1, outputs[:9], skipped=[3])
     with pytest.raises(ValueError, match=rf"{rule} \[13, 13\]"):
         store.write(1, outputs[:8], skipped=[13, 13])
-    with pytest.raises(ValueError, match="shard 1 must have one row for each .*, 9 rows; got 8"):
+    with pytest.raises(ValueError, match=r"shard 1 must have one row for each .*, 9 rows; got 8"):
         store.write(1, outputs[:8], skipped=[13])
-    with pytest.raises(ValueError, match=r"shard 1 must have one row for each .*, 10 rows; got 8. Name items without a row"):
+    with pytest.raises(ValueError, match=r"shard 1 must have .*, 10 rows; got 8. Name items without a row"):
         store.write(1, outputs[:8])
     store.write(1, outputs[:7], skipped=torch.tensor([13, 11, 12]))
     assert store.skipped == [11, 12, 13]

@@ -226,8 +226,8 @@ class OutputStore:
     def _check_fingerprint(self, other: str, written: str | None, given: str) -> None:
         if written not in (None, given):
             raise StoreError(
-                f"'{self.path}' is a store from {other}: it has {quoted(written)}, this one is {quoted(given)}. Extract "
-                "again, into another folder or after deleting this one."
+                f"'{self.path}' is a store from {other}: it has {quoted(written)}, this one is {quoted(given)}. "
+                "Extract again, into another folder or after deleting this one."
             )
 
     def write(self, i: int, outputs: Outputs, skipped: Iterable[SupportsIndex] = ()) -> None:
