@@ -70,7 +70,7 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[IndexedBatch]:
-        """Read these rows in order. Each span starts a new batch, so batches do not depend on the number of processes."""
+        """Read these rows in order. Each span starts a new batch, so any number of processes makes the same batches."""
 
     def first(self, count: int) -> object:
         """Read the first `count` items, fewer if some are unreadable; None if all items of the dataset are."""
