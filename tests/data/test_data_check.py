@@ -116,7 +116,7 @@ def test_the_parent_is_a_level_too_high(tmp_path, key):
     if key in ("colorectal", "imagenet-o"):
         return  # they are read at any depth, and counted
     [text] = problems(check(key, tmp_path / "data"))
-    assert "is not at this level, but below it" in text
+    assert "is not in this folder, but below it" in text
     assert text.endswith(f"Pass '{top}'.")
 
 

@@ -418,7 +418,7 @@ def test_an_order_of_classes_that_does_not_fit_is_refused(numbered):
         image_folder(numbered, classes=[*map(str, range(12)), "3"])
     with pytest.raises(ValueError, match='`sort` must be "name" or "natural"; got \'size\''):
         image_folder(numbered, sort="size")
-    with pytest.raises(ValueError, match="`sort` must be left out where `classes`"):
+    with pytest.raises(ValueError, match="`sort` must be left out if `classes`"):
         image_folder(numbered, classes=list(map(str, range(12))), sort="natural")
 
 

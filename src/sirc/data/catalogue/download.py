@@ -1,4 +1,4 @@
-"""Download of one file over HTTP: resumed after a stop, and checked against its checksum."""
+"""Download of one file over HTTP, which can be resumed and compares the file's checksum."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from sirc.data.decode import printable
 from sirc.progress import SILENT, Progress
 
 _BLOCK = 1 << 18
-_RETRIED = {408, 425, 429, 500, 502, 503, 504}  # HTTP answers that may change in a moment
+_RETRIED = {408, 425, 429, 500, 502, 503, 504}  # HTTP status codes of temporary errors
 _RETRIES = 5  # without a new byte
 _TIMEOUT, _LONGEST_WAIT = 30.0, 60.0  # seconds
 _BEYOND_THE_END = 416
-_UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}  # of the disk: urllib wraps those of a connection
+_UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}  # errors of the disk: urllib wraps those of a connection
 
 
 class DownloadError(OSError):
@@ -39,8 +39,8 @@ def download(url: str, path: Path, *, checksum: str = "", progress: Progress = S
     """Download `url` to `path`, unless that file exists; return `path`.
 
     The bytes go to `path.part`, and the server's version of the file to `path.part.json`. A later call continues there,
-    unless the file on the server has changed. After a lost connection the rest is requested after 1, 2, 4, … seconds,
-    at most five times without a new byte. A file that differs from its `checksum`, "md5:…" or "sha256:…", is
+    unless the file on the server has changed. If the connection is lost, the rest is requested after 1, 2, 4, …
+    seconds, at most five times without a new byte. A file that differs from its `checksum`, "md5:…" or "sha256:…", is
     deleted.
     """
     if not url.startswith(("http://", "https://")):
@@ -64,7 +64,7 @@ def download(url: str, path: Path, *, checksum: str = "", progress: Progress = S
             raise
         file.flush()
         os.fsync(file.fileno())
-        if sys.platform != "win32":  # while it is locked; Windows cannot rename an open file
+        if sys.platform != "win32":  # while the file is locked; Windows cannot rename an open file
             _finish(url, part, about, path, checksum)
     if sys.platform == "win32":
         _finish(url, part, about, path, checksum)
@@ -72,14 +72,14 @@ def download(url: str, path: Path, *, checksum: str = "", progress: Progress = S
 
 
 def _finish(url: str, part: Path, about: Path, path: Path, checksum: str) -> None:
-    """Give a complete file its name, if it has its checksum."""
+    """Compare the checksum of a complete file, and rename it."""
     about.unlink(missing_ok=True)
     kind, _, expected = checksum.partition(":")
     if checksum and (found := file_digest(part, kind)) != expected:
         part.unlink()
         raise DownloadError(
             f"'{url}' must have the {kind.upper()} checksum {expected}; got {found}, so the file was deleted. It was "
-            "damaged in transfer, or replaced by a new version: run this again, and if that does not help, look at its "
+            "damaged in transfer, or replaced by a new version: run this again, and if that does not help, see its web "
             "page."
         )
     os.replace(part, path)
@@ -109,7 +109,7 @@ class _Remote:
 
     @classmethod
     def noted(cls, url: str, about: Path) -> _Remote:
-        """Read what an earlier call noted about this address."""
+        """Read what an earlier call recorded about this address."""
         with suppress(OSError, ValueError, TypeError):
             noted = cls(**json.loads(about.read_text(encoding="utf-8")))
             if noted.url == url:
@@ -118,7 +118,7 @@ class _Remote:
 
 
 def _receive(url: str, file: BinaryIO, about: Path, checked: bool, progress: Progress) -> None:
-    """Append to `file` until it is complete, over several connections if need be; `about` keeps its version."""
+    """Append to `file` until it is complete, over several connections if necessary; `about` records its version."""
     remote, failures = _Remote.noted(url, about), 0
     while remote.total is None or file.tell() != remote.total:
         start, retry_after = file.tell(), ""
@@ -132,13 +132,13 @@ def _receive(url: str, file: BinaryIO, about: Path, checked: bool, progress: Pro
                 _empty(file)
             elif error.code not in _RETRIED:
                 raise DownloadError(
-                    f"'{url}' cannot be fetched: the server answered {why}. Look for its new address, or fetch it "
-                    "with a browser and put it where it is wanted."
+                    f"'{url}' cannot be fetched: the server answered {why}. Look for its new address, or fetch it with "
+                    "a browser and put it into its place."
                 ) from error
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.errno in DISK_FULL | _UNWRITABLE:
                 raise DownloadError(
-                    f"'{printable(about.parent)}' cannot take the rest of '{url}': {error.strerror}. "
+                    f"the rest of '{url}' cannot be written to '{printable(about.parent)}': {error.strerror}. "
                     f"Make {'room' if error.errno in DISK_FULL else 'it writable'}, and run this again: it continues."
                 ) from error
             reason = getattr(error, "reason", None)
@@ -146,7 +146,7 @@ def _receive(url: str, file: BinaryIO, about: Path, checked: bool, progress: Pro
                 raise DownloadError(
                     f"'{url}' cannot be fetched: the certificate of the server is not valid "
                     f"({reason.verify_message}). Check the clock and the certificates of this computer, or fetch the "
-                    "file with a browser and put it where it is wanted."
+                    "file with a browser and put it into its place."
                 ) from error
             why = str(reason or error or type(error).__name__)
         failures = 1 if file.tell() > start else failures + 1
@@ -159,9 +159,10 @@ def _receive(url: str, file: BinaryIO, about: Path, checked: bool, progress: Pro
 
 
 def _append_rest(remote: _Remote, file: BinaryIO, about: Path, checked: bool, progress: Progress) -> None:
-    """Request what `file` lacks, and append it.
+    """Request the rest of `file`, and append it.
 
-    Two halves are joined if the server says that both are of one version, or if a checksum follows (`checked`).
+    It is requested from the start unless the server can tell that the first part is of the same version, or a checksum
+    is compared in the end (`checked`).
     """
     start = file.tell() if remote.version or checked else 0
     headers = {"Range": f"bytes={start}-"} if start else {}
@@ -169,10 +170,11 @@ def _append_rest(remote: _Remote, file: BinaryIO, about: Path, checked: bool, pr
         headers["If-Range"] = remote.version
     with _request(remote.url, headers=headers) as answer:
         given = answer.headers
-        if answer.status != 206:  # the first answer, other content, or a server that always sends all
+        if answer.status != 206:  # the whole file: a first request, a new version, or a server that cannot resume
             _empty(file)
             tag = given.get("ETag", "")
-            remote.version = tag if tag.startswith('"') else given.get("Last-Modified", "")  # a weak ETag joins nothing
+            # A weak ETag does not promise equal bytes.
+            remote.version = tag if tag.startswith('"') else given.get("Last-Modified", "")
             remote.total = int(given["Content-Length"]) if "Content-Length" in given else None
             about.write_text(json.dumps(asdict(remote)), encoding="utf-8")
         elif not (span := given.get("Content-Range", "")).startswith(f"bytes {start}-"):
@@ -193,9 +195,9 @@ def _request(url: str, *, method: str = "GET", headers: dict[str, str] | None = 
 
 
 def lock(file: BinaryIO, what: str) -> None:
-    """Lock an open file until it is closed; refuse to fetch `what` while another process has it locked.
+    """Lock an open file until it is closed; raise if another process, which is fetching `what`, has it locked.
 
-    Windows and file systems without locks are trusted.
+    Windows and file systems without locks do not notice another process.
     """
     if try_lock(file) is False:
         raise _busy(what)
