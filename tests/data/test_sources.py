@@ -234,6 +234,7 @@ def test_a_function_may_return_an_image_set(own, module):
     module.make = lambda: Noise(4, seed=1)
     assert isinstance(opened(own, dataset="users_data:make", labelled=False), Noise)
     assert len(opened(own, dataset="users_data:make", labelled=False, count=4)) == 4
+    assert len(opened(own, dataset="users_data:make", labelled=False, count=2)) == 2
 
 
 def test_a_type_error_of_a_function_of_ones_own_is_its_own(own, module):

@@ -171,7 +171,7 @@ def open_source(
         opened = torchvision_set(kind, path, wanted, source.options, labelled=labelled, split_required=required)
     else:
         opened = call_function(source.dataset, path, wanted, source.options, labelled=labelled)
-    if source.count is not None and not isinstance(opened, Noise):
+    if source.count is not None and not (isinstance(opened, Noise) and len(opened) == source.count):
         opened = opened.subset(source.count, seed=source.seed)
     return opened.with_transform(None if preprocess is None else eval_transform(source, preprocess))
 
