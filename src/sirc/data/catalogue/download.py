@@ -155,7 +155,7 @@ def _receive(url: str, file: BinaryIO, about: Path, checked: bool, progress: Pro
                 f"'{url}' cannot be fetched: {why}, {failures} times in a row. Check the network, and run this "
                 "again: it continues."
             )
-        time.sleep(min(float(retry_after) if retry_after.isdigit() else 2.0 ** (failures - 1), _LONGEST_WAIT))
+        time.sleep(min(float(retry_after) if retry_after.isdecimal() else 2.0 ** (failures - 1), _LONGEST_WAIT))
 
 
 def _append_rest(remote: _Remote, file: BinaryIO, about: Path, checked: bool, progress: Progress) -> None:
@@ -175,11 +175,12 @@ def _append_rest(remote: _Remote, file: BinaryIO, about: Path, checked: bool, pr
             tag = given.get("ETag", "")
             # A weak ETag does not promise equal bytes.
             remote.version = tag if tag.startswith('"') else given.get("Last-Modified", "")
-            remote.total = int(given["Content-Length"]) if "Content-Length" in given else None
+            size = given.get("Content-Length", "")
+            remote.total = int(size) if size.isdecimal() else None
             about.write_text(json.dumps(asdict(remote)), encoding="utf-8")
         elif not (span := given.get("Content-Range", "")).startswith(f"bytes {start}-"):
             raise ConnectionError(f"the server sent {quoted(span)} when asked from {start}")
-        elif (total := span.rpartition("/")[2]).isdigit():
+        elif (total := span.rpartition("/")[2]).isdecimal():
             remote.total = int(total)
         with progress.task(about.name.removesuffix(".part.json"), remote.total, done=file.tell(), unit="bytes") as task:
             while block := answer.read(_BLOCK):
