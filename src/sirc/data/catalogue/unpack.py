@@ -10,10 +10,9 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, BinaryIO
+from typing import Any
 
 from sirc._utils.text import first_line
 from sirc.data.catalogue.download import DownloadError
@@ -23,7 +22,6 @@ from sirc.progress import SILENT, Progress
 _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError, ValueError)
 _BLOCK = 1 << 20
 _RESERVE = 10**8  # bytes of the disk that stay free
-_ENCRYPTED = 1  # a bit in the flags of a zip's entry
 
 
 def unpack(archive: Path, members: Sequence[str], folder: Path, *, progress: Progress = SILENT) -> Path:
@@ -50,7 +48,9 @@ def _unpack_member(archive: Path, member: str, folder: Path, progress: Progress)
                     raise _refused(archive, f"'{printable(name)}' leads out of its folder")
                 if path.parts[: len(wanted)] != wanted:
                     continue
-                with open_file() as source, _created(archive, folder / path) as copy:
+                target = folder / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with open_file() as source, open(target, "wb") as copy:
                     while block := source.read(_BLOCK):
                         if (room := room - len(block)) < 0:
                             raise _refused(archive, f"with '{printable(name)}' it takes more room than the disk has")
@@ -58,7 +58,7 @@ def _unpack_member(archive: Path, member: str, folder: Path, progress: Progress)
                 task.advance()
     except DownloadError:
         raise
-    except RuntimeError as error:  # `zipfile` raises it for a compression method that it lacks
+    except RuntimeError as error:  # `zipfile` raises it for encryption, and for a compression method that it lacks
         raise _refused(archive, f"this Python cannot read it ({error})") from error
     except (*_DAMAGED, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # errors of `gzip` and `bz2` have no number
@@ -75,15 +75,6 @@ def _unpack_member(archive: Path, member: str, folder: Path, progress: Progress)
     return found
 
 
-def _created(archive: Path, target: Path) -> BinaryIO:
-    """Make the folder of a new file and open the file; refuse an archive with a file and a folder of one name."""
-    with suppress(FileExistsError, NotADirectoryError):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.is_dir():
-            return open(target, "wb")
-    raise _refused(archive, f"at '{printable(target)}' it has both a file and a folder of one name")
-
-
 def _files(archive: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield the name of each file of an archive, in its order, with a function that opens it."""
     if archive.name.endswith(".gz") and not archive.name.endswith(".tar.gz"):
@@ -95,8 +86,6 @@ def _files(archive: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
             for entry in zipped.infolist():
                 if stat.S_ISLNK(entry.external_attr >> 16):
                     raise _refused(archive, f"'{printable(entry.filename)}' is a link")
-                if entry.flag_bits & _ENCRYPTED:
-                    raise _refused(archive, f"'{printable(entry.filename)}' is encrypted")
                 if not entry.is_dir():
                     yield entry.filename, partial(zipped.open, entry)
     else:
