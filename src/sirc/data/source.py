@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Literal, final
 
 from sirc._utils.checks import check_at_least, check_choice, check_positive, check_type
 from sirc._utils.text import quoted
+from sirc.data import catalogue
 from sirc.data.base import SPLITS, ImageSet, Transform
-from sirc.data.catalogue import Benchmark, find_benchmark, open_split, split_folder
+from sirc.data.catalogue import Benchmark, find_benchmark, find_folder
 from sirc.data.decode import printable
 from sirc.data.folder import Sort, file_list, image_folder, read_lines
 from sirc.data.noise import COUNT, Noise
@@ -34,10 +35,9 @@ class Source:
     dataset: str
     """A benchmark's key, `folder`, `list`, `torchvision:NAME` or `package.module:function`."""
     path: str | None = None
-    """The folder, relative to the data root; it may contain `~`, `$VARIABLES` and `{split}`. By default a benchmark's
-    usual folder there."""
+    """The folder, relative to the data root; it may have `~`, `$VARIABLES` and `{split}`. Benchmarks have a default."""
     split: str | None = None
-    """`train` or `test`, to replace the part that is used by default."""
+    """`train` or `test`; by default the part that the experiment needs."""
     list: str | None = None
     """The file of a `list`, relative to `path`."""
     group: Literal["Close", "Far"] | None = None
@@ -188,7 +188,23 @@ def _open_benchmark(
     if path is None:
         return Noise(COUNT if source.count is None else source.count, seed=source.seed)
     path = Path(str(path).replace("{split}", part.name))
-    return open_split(benchmark, path, part, labelled=labelled, list_name=source.list, unpack=unpack)
+    folder = find_folder(path, part)
+    if unfinished := catalogue.unfinished_unpacking(path, part):
+        raise FileNotFoundError(f"{benchmark.title} cannot be read: {unfinished}")
+    if folder is None and unpack and catalogue.has_archives(path, benchmark, part):
+        folder = catalogue.unpack_imagenet(path, part)
+    if folder is None:
+        names = "' or '".join(part.folders)
+        raise FileNotFoundError(
+            f"{benchmark.title} must have its {part.name} images in '{names}' below '{printable(path)}'; there is no "
+            f"such folder. {benchmark.how_to_get}, and see `sirc data check {benchmark.key} {printable(path)}`."
+        )
+    if not benchmark.lists:
+        return image_folder(folder, labelled=labelled, name=benchmark.title)
+    listed = path / source.list if source.list else catalogue.find_list(path, benchmark)
+    if listed is None:
+        raise FileNotFoundError(f"{benchmark.title} cannot be read: {catalogue.missing_list(path, benchmark)}")
+    return file_list(listed, folder, labelled=False, within=part.folders, name=benchmark.title)
 
 
 def _open_plain(source: Source, path: Path, split: str | None, labelled: bool, root: Path) -> ImageSet:
@@ -200,14 +216,26 @@ def _open_plain(source: Source, path: Path, split: str | None, labelled: bool, r
         listed = path / source.list.replace("{split}", split or "")
         return file_list(listed, path, labelled=labelled, name=path.name)
     if split is not None and not in_path:
-        path = split_folder(path, split, required=source.split is not None)
-    return image_folder(
-        path,
-        labelled=labelled,
-        allow_empty=source.options.get("allow_empty", False) is True,
-        classes=class_names(source, root),
-        sort=source.sort or "name",
-    )
+        path = _split_folder(path, split, required=source.split is not None)
+    classes, allow_empty = class_names(source, root), bool(source.options.get("allow_empty"))
+    return image_folder(path, labelled=labelled, allow_empty=allow_empty, classes=classes, sort=source.sort or "name")
+
+
+def _split_folder(path: Path, split: str, *, required: bool) -> Path:
+    """Find the folder of a split of a user's own data: `path/train`, `path/test` or `path/val`; otherwise `path`.
+
+    A folder for the split must exist if it is `required`, or if the other split has one.
+    """
+    part = next(part for part in catalogue.FOLDER_PARTS if part.name == split)
+    if folder := find_folder(path, part):
+        return folder
+    others = [name for part in catalogue.FOLDER_PARTS for name in part.folders if (path / name).is_dir()]
+    if required or others:
+        raise FileNotFoundError(
+            f"'{printable(path)}' must have a folder {' or '.join(part.folders)} for split {quoted(split)}; it has "
+            f"{', '.join(others) or 'neither train nor test'}. Make it, or pass the folder of that part as `path`."
+        )
+    return path
 
 
 def eval_transform(source: Source, preprocess: Preprocess) -> Transform:

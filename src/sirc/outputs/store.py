@@ -104,7 +104,7 @@ class OutputStore:
             # Delete shards before meta.json changes: a kill in between leaves an incomplete store, not orphans.
             cls.clear(path)
         elif any(not name.startswith(".") for name in names) or path.is_file():
-            raise StoreError(f"a store must have a folder of its own; '{path}' is something else. Choose another path.")
+            raise StoreError(f"a store must have a folder of its own; '{path}' has other content. Choose another path.")
         text = json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(meta)}, indent=1)
         atomic_write(path / STORE_FILE, lambda file: file.write(text.encode()))
         return cls(path)
@@ -360,7 +360,7 @@ class OutputStore:
         return f"OutputStore('{self.path}', {rows}, {len(self._present)} of {self.num_shards} shards)"
 
     def require_complete(self) -> None:
-        """Refuse a store with shards missing, and say which."""
+        """Raise a `StoreError` that lists the missing shards, if there are any."""
         if missing := self.missing:
             listed = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
             raise StoreError(

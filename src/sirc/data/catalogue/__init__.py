@@ -13,7 +13,6 @@ from sirc._utils.imports import needing
 from sirc._utils.text import closest, quoted
 from sirc.data.base import SPLITS
 from sirc.data.decode import printable
-from sirc.data.folder import FileSet, file_list, image_folder
 
 if TYPE_CHECKING:
     from sirc.data.preprocess import Interpolation
@@ -164,47 +163,7 @@ def missing_list(path: Path, benchmark: Benchmark) -> str:
     return f"the list of its images, {names}, is not in '{printable(path)}'. Get it from {benchmark.list_source}."
 
 
-def open_split(
-    benchmark: Benchmark, path: Path, part: Split, *, labelled: bool, list_name: str | None, unpack: bool
-) -> FileSet:
-    """Open one part of a benchmark in the folder `path`; an error says what is missing."""
-    folder = find_folder(path, part)
-    if unfinished := unfinished_unpacking(path, part):
-        raise FileNotFoundError(f"{benchmark.title} cannot be read: {unfinished}")
-    if folder is None and unpack and has_archives(path, benchmark, part):
-        folder = _unpack(path, part)
-    if folder is None:
-        names = "' or '".join(part.folders)
-        raise FileNotFoundError(
-            f"{benchmark.title} must have its {part.name} images in '{names}' below '{printable(path)}'; there is no "
-            f"such folder. {benchmark.how_to_get}, and see `sirc data check {benchmark.key} {printable(path)}`."
-        )
-    if not benchmark.lists:
-        return image_folder(folder, labelled=labelled, name=benchmark.title)
-    listed = path / list_name if list_name else find_list(path, benchmark)
-    if listed is None:
-        raise FileNotFoundError(f"{benchmark.title} cannot be read: {missing_list(path, benchmark)}")
-    return file_list(listed, folder, labelled=False, within=part.folders, name=benchmark.title)
-
-
-def split_folder(path: Path, split: str, *, required: bool) -> Path:
-    """Find the folder of a split of a user's own data: `path/train`, `path/test` or `path/val`; otherwise `path`.
-
-    A folder for the split must exist if it is `required`, or if the other split has one.
-    """
-    part = next(part for part in FOLDER_PARTS if part.name == split)
-    if folder := find_folder(path, part):
-        return folder
-    others = [name for part in FOLDER_PARTS for name in part.folders if (path / name).is_dir()]
-    if required or others:
-        raise FileNotFoundError(
-            f"'{printable(path)}' must have a folder {' or '.join(part.folders)} for split {quoted(split)}; it has "
-            f"{', '.join(others) or 'neither train nor test'}. Make it, or pass the folder of that part as `path`."
-        )
-    return path
-
-
-def _unpack(path: Path, split: Split) -> Path:
+def unpack_imagenet(path: Path, split: Split) -> Path:
     """Unpack ImageNet's archives into class folders with torchvision; this takes a while."""
     with needing("unpacking ImageNet-1k", "torchvision"):
         from torchvision.datasets import ImageNet
