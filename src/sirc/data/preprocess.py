@@ -47,7 +47,8 @@ class Preprocess:
             plain["resize"] = _checked_side("resize", self.resize)
         check_choice("interpolation", self.interpolation, get_args(Interpolation))
         for name, values in (("mean", self.mean), ("std", self.std)):
-            numbers = tuple(_checked_number(name, value) for value in values) if iterates(values) else ()
+            # An int stays one: fingerprints of existing stores have 0, not 0.0.
+            numbers = tuple(x if type(x) is int else check_number(name, x) for x in values) if iterates(values) else ()
             if len(numbers) != 3 or not all(map(math.isfinite, numbers)) or (name == "std" and min(numbers) <= 0):
                 kind = "three numbers above 0" if name == "std" else "three finite numbers"
                 raise ValueError(f"`{name}` must be {kind}, one for each colour; got {quoted(values)}.")
@@ -100,11 +101,6 @@ def _checked_side(name: str, side: int | None) -> int | None:
     if (number := check_positive(name, side)) > _MAX_SIDE:
         raise ValueError(f"`{name}` must be at most {_MAX_SIDE:,} pixels a side; got {number}.")
     return number
-
-
-def _checked_number(name: str, value: float) -> float:
-    number = check_number(name, value)
-    return value if type(value) is int else number  # fingerprints of existing stores write the int 0 as 0, not 0.0
 
 
 def _resize(size: int | tuple[int, int] | None, interpolation: Interpolation) -> Any:

@@ -88,8 +88,8 @@ class OutputStore:
         """
         path = check_path("path", path)
         meta = _Meta(size, shard_size, model, data, how)
-        # List the folder before looking for meta.json, which another process may be making: it comes before any shard.
-        names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
+        # Look here first: if another process is making this store, its meta.json exists before any shard.
+        occupied = path.is_file() or any(path.glob("[!.]*"))
         if (path / STORE_FILE).exists():
             if overwrite is not True:
                 store = cls(path)
@@ -103,7 +103,7 @@ class OutputStore:
                     )
             # Delete shards before meta.json changes: a kill in between leaves an incomplete store, not orphans.
             cls.clear(path)
-        elif any(not name.startswith(".") for name in names) or path.is_file():
+        elif occupied:
             raise StoreError(f"a store must have a folder of its own; '{path}' has other content. Choose another path.")
         text = json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(meta)}, indent=1)
         atomic_write(path / STORE_FILE, lambda file: file.write(text.encode()))
@@ -239,7 +239,7 @@ class OutputStore:
         self._check_number(i)
         items, no_row = self.items(i), sorted(map(operator.index, skipped))
         span = f"{items.start}…{items.stop - 1}"
-        if not _ascending_in(no_row, items):
+        if no_row != sorted(set(no_row).intersection(items)):
             raise ValueError(
                 f"`skipped` must be different dataset items of shard {i}, {span}; got {quoted(no_row)}. Count from the "
                 "start of the dataset."
@@ -440,14 +440,9 @@ class OutputStore:
             no_row = [int(number) for number in text.split(",")] if text else []
         except ValueError:
             no_row = [-1]
-        if not _ascending_in(no_row, self.items(i)):
+        if no_row != sorted(set(no_row).intersection(self.items(i))):
             raise damaged(self.shard_path(i), f"it gives the items it skips as {quoted(text)}")
         return no_row
-
-
-def _ascending_in(numbers: list[int], items: range) -> bool:
-    """Whether the numbers are among the items, in increasing order, and none comes twice."""
-    return set(numbers) <= set(items) and numbers == sorted(set(numbers))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from sirc.progress import SILENT, Progress
 BASE = "http://www.depeca.uah.es/colonoscopy_dataset"
 LESIONS = ("Hyperplasic", "Serrated", "Adenoma")
 FRAMES = 12_312  # of the first ten videos of each lesion
-_QUALITY = 95
 
 
 @final
@@ -102,7 +101,7 @@ def write_frames(video: PathLike, folder: PathLike, name: str, *, progress: Prog
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             for frame in container.decode(stream):
-                frame.to_image().save(folder / _frame(name, count), quality=_QUALITY, subsampling=0)
+                frame.to_image().save(folder / _frame(name, count), quality=95, subsampling=0)
                 count += 1
                 task.advance()
     except (av.error.FFmpegError, IndexError) as error:  # IndexError: a file without a video stream
