@@ -196,7 +196,7 @@ def test_what_was_extracted_is_not_run_again(tmp_path, made):
     assert sum(rows) < 100  # to find the head, and to see how confidences change
     assert first.threshold == second.threshold == made.threshold
     with pytest.raises(
-        StoreError, match=r"is another store: .* pass `create\(…, overwrite=True\)` to delete its shards"
+        StoreError, match=r"is another store, .* pass `create\(…, overwrite=True\)` to delete its shards"
     ):
         sirc.guard(model, TRAIN, data(500, 2), path=tmp_path)
     sirc.guard(model, TRAIN, data(500, 2), path=tmp_path, overwrite=True)

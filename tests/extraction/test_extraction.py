@@ -293,7 +293,7 @@ def test_another_model_or_other_data_are_refused(tmp_path):
     before = contents(store.path)
     with pytest.raises(sirc.StoreError, match="other settings: model is"):
         sirc.extract(network(seed=1), data, store.path, shard_size=32)
-    with pytest.raises(sirc.StoreError, match="other data"):
+    with pytest.raises(sirc.StoreError, match="other settings: data is"):
         sirc.extract(model, rows(seed=2), store.path, shard_size=32)
     with pytest.raises(sirc.StoreError, match="other settings: size"):
         sirc.extract(model, Subset(data, range(50)), store.path, shard_size=32)

@@ -82,12 +82,11 @@ class PublicDataset:
 
     def instructions(self, root: PathLike) -> str:
         """Write the steps for a person, each on a line."""
-        place = f"'{printable(Path(root) / self.folder)}'"
-        lines = [f"  {number}. {step.format(place=place)}" for number, step in enumerate(self.steps, 1)]
-        last = f"  {len(lines) + 1}. See that all is there: `sirc data check {self.name} {Path(root) / self.folder}`"
-        return "\n".join(
-            [f"{self.title} must be fetched by hand ({self.licence or 'no licence stated'}):", *lines, last]
-        )
+        folder = Path(root) / self.folder
+        steps = [step.format(place=f"'{printable(folder)}'") for step in self.steps]
+        steps.append(f"See that all is there: `sirc data check {self.name} {folder}`")
+        heading = f"{self.title} must be fetched by hand ({self.licence or 'no licence stated'}):"
+        return "\n".join([heading, *(f"  {number}. {step}" for number, step in enumerate(steps, 1))])
 
 
 @cache
