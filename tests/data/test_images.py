@@ -100,7 +100,7 @@ def test_items_count_from_the_end_and_iteration_ends(folder):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda path: None, "is not there"),
+        (lambda path: None, "does not exist"),
         (lambda path: path.write_text("x", encoding="utf-8"), "is a file, not a folder; unpack it if it is an archive"),
         (lambda path: path.mkdir(), "there is no image in or below"),
         (lambda path: paint(path / "a.png"), "its images lie directly in it, such as 'a.png'"),

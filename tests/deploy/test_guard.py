@@ -433,7 +433,7 @@ def test_a_network_may_be_named(folders, tmp_path):
 
 BAD = {
     "an empty folder": (lambda here: (convnet(), here / "empty"), {}, "there is no image in or below"),
-    "no folder": (lambda here: (convnet(), here / "nowhere"), {}, "the folder '.*nowhere' is not there"),
+    "no folder": (lambda here: (convnet(), here / "nowhere"), {}, "the folder '.*nowhere' does not exist"),
     "images that nobody prepares": (
         lambda here: (convnet(), here / "train"),
         {},

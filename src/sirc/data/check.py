@@ -1,4 +1,4 @@
-"""Check of a dataset on disk: what is there, what is missing, and what to do."""
+"""Check of a dataset on disk: what it has, what is missing, and what to do."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ class _Checker:
         elif (similar := closest_match(path.name, siblings, cutoff=0.7)) and similar != path.name:
             advice = f"Did you mean '{printable(path.parent / similar)}'?"
         else:
-            advice = self.where_to_get("Pass a folder that is there.")
-        self.bad(f"'{printable(path)}' is {'a file' if path.exists() else 'not there'}", advice)
+            advice = self.where_to_get("Pass a folder that exists.")
+        self.bad(f"'{printable(path)}' {'is a file' if path.exists() else 'does not exist'}", advice)
 
     def where_to_get(self, otherwise: str) -> str:
         return f"{self.benchmark.how_to_get}, as\n{self.benchmark.layout}" if self.benchmark else otherwise
@@ -238,7 +238,7 @@ class _Checker:
         return names
 
     def check_list(self, name: str, path: Path, folder: Path, part: Split | None = None) -> None:
-        """Count the images of a list, and check that each is there."""
+        """Count the images of a list, and check that each exists."""
         try:
             names, labels = files.read_list(path, part.folders if part else ())
         except (OSError, ValueError) as error:

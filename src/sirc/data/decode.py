@@ -85,7 +85,7 @@ def _message(path: PathLike, error: Exception) -> str:
 
     name = printable(path)
     if isinstance(error, FileNotFoundError) and os.path.islink(path):
-        return f"image '{name}' is a link to a file that is not there. Restore that file, or remove the link."
+        return f"image '{name}' is a link to a file that does not exist. Restore that file, or remove the link."
     if isinstance(error, FileNotFoundError):
         return f"image '{name}' is gone since the dataset was opened. Restore it, or open the dataset again."
     if isinstance(error, OSError) and error.errno in (errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP):

@@ -320,8 +320,8 @@ def missing_files(names: FileNames, sizes: npt.NDArray[np.int64]) -> list[str]:
 def require_folder(path: Path) -> None:
     """Raise an error if a path is not a folder."""
     if not path.is_dir():
-        what = "a file, not a folder; unpack it if it is an archive" if path.exists() else "not there"
-        raise FileNotFoundError(f"the folder '{printable(path)}' is {what}. {_EXPECTED}")
+        why = "is a file, not a folder; unpack it if it is an archive" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"the folder '{printable(path)}' {why}. {_EXPECTED}")
 
 
 def with_examples(names: Sequence[str]) -> str:

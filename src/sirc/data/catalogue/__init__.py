@@ -140,7 +140,7 @@ def find_list(path: Path, benchmark: Benchmark) -> Path | None:
 
 
 def has_archives(path: Path, benchmark: Benchmark, split: Split) -> bool:
-    """Whether the archives are there from which torchvision can unpack this part of ImageNet-1k."""
+    """Whether `path` has the archives from which torchvision can unpack this part of ImageNet-1k."""
     if benchmark.key != "imagenet1k" or not (path / TARS[split.name]).is_file():
         return False
     return (path / DEVKIT).is_file() or (path / "meta.bin").is_file()

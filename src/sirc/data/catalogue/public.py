@@ -84,7 +84,7 @@ class PublicDataset:
         """Write the steps for a person, each on a line."""
         folder = Path(root) / self.folder
         steps = [step.format(place=f"'{printable(folder)}'") for step in self.steps]
-        steps.append(f"See that all is there: `sirc data check {self.name} {folder}`")
+        steps.append(f"Check that nothing is missing: `sirc data check {self.name} {folder}`")
         heading = f"{self.title} must be fetched by hand ({self.licence or 'no licence stated'}):"
         return "\n".join([heading, *(f"  {number}. {step}" for number, step in enumerate(steps, 1))])
 
@@ -140,7 +140,7 @@ def fetch_dataset(dataset: PublicDataset | str, root: PathLike, *, progress: Pro
 
 
 def _fetch_missing(dataset: PublicDataset, root: Path, work: Path, record: Path, progress: Progress) -> None:
-    """Fetch the missing files one after the other, and delete `work` when all are there."""
+    """Fetch the missing files one after the other, then delete `work`."""
     if dataset.name == "colonoscopy":
         fetch_colonoscopy(root / dataset.folder, progress=progress)
     digests, unpacked = _digests(record), work / "unpacked"

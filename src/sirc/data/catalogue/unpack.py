@@ -79,9 +79,7 @@ def _files(archive: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield the name of each file of an archive, in its order, with a function that opens it."""
     if archive.name.endswith(".gz") and not archive.name.endswith(".tar.gz"):
         yield archive.stem, partial(gzip.open, archive)
-    elif zipfile.is_zipfile(archive) and not tarfile.is_tarfile(
-        archive
-    ):  # a tar whose last file is a zip looks like one
+    elif zipfile.is_zipfile(archive) and not tarfile.is_tarfile(archive):  # a tar may end with a zip
         with zipfile.ZipFile(archive) as zipped:
             for entry in zipped.infolist():
                 if stat.S_ISLNK(entry.external_attr >> 16):
