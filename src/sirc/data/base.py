@@ -67,7 +67,7 @@ class ImageSet(ABC, Dataset[object]):
         """What identifies the images without labels and transform: their names, sizes and order, or a seed."""
 
     def __getitem__(self, index: int) -> object:
-        index = self._number(index)
+        index = self._resolve_index(index)
         image = self.image(index)
         x = image if self.transform is None else self.transform(image)
         return x if self.labels is None else (x, int(self.labels[index]))
@@ -185,7 +185,7 @@ class ImageSet(ABC, Dataset[object]):
         other.__dict__.update(changes)
         return other
 
-    def _number(self, index: int) -> int:
+    def _resolve_index(self, index: int) -> int:
         """Count a negative index from the end, as lists do; the IndexError after the last image ends iteration."""
         number = index + len(self) if index < 0 else index
         if not 0 <= number < len(self):

@@ -124,7 +124,7 @@ class _Checker:
     workers: int
     progress: Progress
     sort: Sort
-    order: Sequence[str] | None
+    class_order: Sequence[str] | None
     lines: list[CheckLine] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     classes: dict[str, int] = field(default_factory=dict)
@@ -214,15 +214,15 @@ class _Checker:
 
     def check_classes(self, part: str, folder: Path) -> FileNames:
         try:
-            folders = files.ordered_classes(folder, self.order, self.sort)
+            folders = files.ordered_classes(folder, self.class_order, self.sort)
         except ValueError as error:
             self.bad(f"{part}: {error}")
             folders = files.class_folders(folder)
         names, counts = files.images_of_classes(folder, folders)
         self.classes[part] = len(folders)
-        how = "as listed" if self.order is not None else "by number" if self.sort == "natural" else "by name"
-        hint = "" if self.benchmark or how != "by name" else _order_hint(folders)
-        self.good(f"{part}: {_order(folders, how)}", hint)
+        how = "as listed" if self.class_order is not None else "by number" if self.sort == "natural" else "by name"
+        hint = "" if self.benchmark or how != "by name" else _text_order_hint(folders)
+        self.good(f"{part}: {_numbered(folders, how)}", hint)
         if loose := _loose_images(folder):
             self.bad(
                 f"{part}: {with_examples(loose)} images lie outside the class folders",
@@ -293,7 +293,7 @@ def _is_archive(name: str) -> bool:
     return name.lower().endswith(_ARCHIVES)
 
 
-def _order(folders: list[str], how: str) -> str:
+def _numbered(folders: list[str], how: str) -> str:
     """Count the classes, and show the first few and the last with their numbers."""
     shown = [f"{number} is '{printable(folder)}'" for number, folder in enumerate(folders)]
     if len(shown) > _FIRST + 1:
@@ -301,7 +301,7 @@ def _order(folders: list[str], how: str) -> str:
     return f"{len(folders):,} classes {how}: {', '.join(shown)}"
 
 
-def _order_hint(folders: list[str]) -> str:
+def _text_order_hint(folders: list[str]) -> str:
     """Point out numbers in folder names that are not in numeric order; empty if there are none."""
     natural = sorted(folders, key=files.natural_key)
     if natural == folders:

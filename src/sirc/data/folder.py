@@ -89,7 +89,7 @@ class FileSet(ImageSet):
 
     def path(self, index: int) -> Path:
         """The file of one image."""
-        return self.root / self._names[self._number(index)]
+        return self.root / self._names[self._resolve_index(index)]
 
     def image(self, index: int) -> Image:
         """Read one file as RGB; an `ImageError` names it if it cannot be read."""

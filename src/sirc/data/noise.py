@@ -57,7 +57,7 @@ class Noise(ImageSet):
         """Make one image."""
         with needing("Noise", "Pillow"):
             from PIL import Image
-        drawn = Image.fromarray(draw_noise(self.seed, self._number(index)))
+        drawn = Image.fromarray(draw_noise(self.seed, self._resolve_index(index)))
         return drawn.resize((self.size, self.size), Image.Resampling.LANCZOS)
 
     def where(self, index: int) -> str:

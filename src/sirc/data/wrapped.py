@@ -53,7 +53,7 @@ class Wrapped(ImageSet):
         from PIL.Image import Image
 
         try:
-            item = self._dataset[self._number(index)]
+            item = self._dataset[self._resolve_index(index)]
         except READ_ERRORS as error:
             if is_system_error(error):
                 raise
@@ -100,18 +100,18 @@ def torchvision_set(
         raise ValueError(unknown_name("`dataset` after `torchvision:`", kind, list(known)))
     parameters = _parameters(known[kind])
     arguments = {**({"root": str(root)} if "root" in parameters else {}), **options}
-    spellings: list[dict[str, object]] = [{}]
+    splits: list[dict[str, object]] = [{}]
     if split is not None and "train" not in arguments and ("train" in parameters or "split" not in arguments):
         if "train" in parameters:
-            spellings = [{"train": split == "train"}]
+            splits = [{"train": split == "train"}]
         elif "split" in parameters:
-            spellings = [{"split": name} for name in _SPLIT_NAMES[split]]
+            splits = [{"split": name} for name in _SPLIT_NAMES[split]]
         elif split_required:
             raise ValueError(
                 f"`split` must be left out for torchvision:{kind}, which has no train and test parts; got "
                 f"{quoted(split)}. Write a function that splits it, and name that: `package.module:function`."
             )
-    dataset = _make(f"torchvision:{kind}", known[kind], arguments, spellings)
+    dataset = _make(f"torchvision:{kind}", known[kind], arguments, splits)
     return Wrapped(dataset, name=kind, source=[f"torchvision:{kind}", split, options], labelled=labelled)
 
 
@@ -182,10 +182,10 @@ def _label(item: Any, name: str, index: int) -> int:
 
 
 def _make(
-    name: str, make: Callable[..., Any], arguments: Mapping[str, object], spellings: Sequence[dict[str, object]] = ({},)
+    name: str, make: Callable[..., Any], arguments: Mapping[str, object], splits: Sequence[dict[str, object]] = ({},)
 ) -> Any:
-    """Call `make` with `arguments` and the first of the `spellings` of a split that it accepts."""
-    first, *others = spellings
+    """Call `make` with `arguments` and the first of `splits`, keyword arguments for the split, that it accepts."""
+    first, *others = splits
     try:
         return make(**first, **arguments)
     except TypeError as error:

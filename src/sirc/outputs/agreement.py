@@ -44,11 +44,11 @@ def labels_checked() -> Iterator[None]:
 
 def warn_of_labels(name: str, predictions: Tensor, labels: Tensor) -> None:
     """Warn if the labels of the dataset `name` probably do not fit the order of the network's outputs."""
-    if not _CHECKED.get() and (doubt := _doubt(name, predictions, labels)):
+    if not _CHECKED.get() and (doubt := _warning(name, predictions, labels)):
         warn(doubt)
 
 
-def _doubt(name: str, predictions: Tensor, labels: Tensor) -> str:
+def _warning(name: str, predictions: Tensor, labels: Tensor) -> str:
     """Write the warning; empty if there is no reason for one. There are four reasons:
 
     - Another numbering of the classes is far better, by 10 points of accuracy, more than noise explains. It is either a
@@ -112,7 +112,7 @@ def doubt_of_store(name: str, store: OutputStore) -> str:
         part = store.shard(i)
         if part.labels is not None:
             pairs.append(torch.stack((part.predictions, part.labels)))
-    return _doubt(name, *torch.cat(pairs, dim=1)) if pairs else ""
+    return _warning(name, *torch.cat(pairs, dim=1)) if pairs else ""
 
 
 def _renumbered(predictions: Tensor, labels: Tensor, others: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def download(url: str, path: Path, *, checksum: str = "", progress: Progress = S
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    part, about = (path.with_name(path.name + ending) for ending in (".part", ".part.json"))
+    part, notes = (path.with_name(path.name + ending) for ending in (".part", ".part.json"))
     with open(part, "ab") as file:
         lock(file, f"'{printable(path)}'")
         if path.exists():  # the process that held the lock has finished it
@@ -57,7 +57,7 @@ def download(url: str, path: Path, *, checksum: str = "", progress: Progress = S
             raise _busy(f"'{printable(path)}'")
         WRITTEN.add(part.absolute())
         try:
-            _receive(url, file, about, bool(checksum), progress)
+            _receive(url, file, notes, bool(checksum), progress)
         except BaseException:
             if not file.tell():
                 part.unlink()
@@ -65,15 +65,15 @@ def download(url: str, path: Path, *, checksum: str = "", progress: Progress = S
         file.flush()
         os.fsync(file.fileno())
         if sys.platform != "win32":  # while the file is locked; Windows cannot rename an open file
-            _finish(url, part, about, path, checksum)
+            _finish(url, part, notes, path, checksum)
     if sys.platform == "win32":
-        _finish(url, part, about, path, checksum)
+        _finish(url, part, notes, path, checksum)
     return path
 
 
-def _finish(url: str, part: Path, about: Path, path: Path, checksum: str) -> None:
+def _finish(url: str, part: Path, notes: Path, path: Path, checksum: str) -> None:
     """Compare the checksum of a complete file, and rename it."""
-    about.unlink(missing_ok=True)
+    notes.unlink(missing_ok=True)
     kind, _, expected = checksum.partition(":")
     if checksum and (found := file_digest(part, kind)) != expected:
         part.unlink()
@@ -108,22 +108,22 @@ class _Remote:
     total: int | None = None
 
     @classmethod
-    def noted(cls, url: str, about: Path) -> _Remote:
+    def from_notes(cls, url: str, notes: Path) -> _Remote:
         """Read what an earlier call recorded about this address."""
         with suppress(OSError, ValueError, TypeError):
-            noted = cls(**json.loads(about.read_text(encoding="utf-8")))
-            if noted.url == url:
-                return noted
+            remote = cls(**json.loads(notes.read_text(encoding="utf-8")))
+            if remote.url == url:
+                return remote
         return cls(url)
 
 
-def _receive(url: str, file: BinaryIO, about: Path, checked: bool, progress: Progress) -> None:
-    """Append to `file` until it is complete, over several connections if necessary; `about` records its version."""
-    remote, failures = _Remote.noted(url, about), 0
+def _receive(url: str, file: BinaryIO, notes: Path, checked: bool, progress: Progress) -> None:
+    """Append to `file` until it is complete, over several connections if necessary; `notes` has its version."""
+    remote, failures = _Remote.from_notes(url, notes), 0
     while remote.total is None or file.tell() != remote.total:
         start, retry_after = file.tell(), ""
         try:
-            _append_rest(remote, file, about, checked, progress)
+            _append_rest(remote, file, notes, checked, progress)
             break
         except urllib.error.HTTPError as error:
             with error:  # it holds the connection
@@ -138,7 +138,7 @@ def _receive(url: str, file: BinaryIO, about: Path, checked: bool, progress: Pro
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.errno in DISK_FULL | _UNWRITABLE:
                 raise DownloadError(
-                    f"the rest of '{url}' cannot be written to '{printable(about.parent)}': {error.strerror}. "
+                    f"the rest of '{url}' cannot be written to '{printable(notes.parent)}': {error.strerror}. "
                     f"Make {'room' if error.errno in DISK_FULL else 'it writable'}, and run this again: it continues."
                 ) from error
             reason = getattr(error, "reason", None)
@@ -158,7 +158,7 @@ def _receive(url: str, file: BinaryIO, about: Path, checked: bool, progress: Pro
         time.sleep(min(float(retry_after) if retry_after.isdecimal() else 2.0 ** (failures - 1), _LONGEST_WAIT))
 
 
-def _append_rest(remote: _Remote, file: BinaryIO, about: Path, checked: bool, progress: Progress) -> None:
+def _append_rest(remote: _Remote, file: BinaryIO, notes: Path, checked: bool, progress: Progress) -> None:
     """Request the rest of `file`, and append it.
 
     It is requested from the start unless the server can tell that the first part is of the same version, or a checksum
@@ -177,12 +177,12 @@ def _append_rest(remote: _Remote, file: BinaryIO, about: Path, checked: bool, pr
             remote.version = tag if tag.startswith('"') else given.get("Last-Modified", "")
             size = given.get("Content-Length", "")
             remote.total = int(size) if size.isdecimal() else None
-            about.write_text(json.dumps(asdict(remote)), encoding="utf-8")
+            notes.write_text(json.dumps(asdict(remote)), encoding="utf-8")
         elif not (span := given.get("Content-Range", "")).startswith(f"bytes {start}-"):
             raise ConnectionError(f"the server sent {quoted(span)} when asked from {start}")
         elif (total := span.rpartition("/")[2]).isdecimal():
             remote.total = int(total)
-        with progress.task(about.name.removesuffix(".part.json"), remote.total, done=file.tell(), unit="bytes") as task:
+        with progress.task(notes.name.removesuffix(".part.json"), remote.total, done=file.tell(), unit="bytes") as task:
             while block := answer.read(_BLOCK):
                 file.write(block)
                 task.advance(len(block))

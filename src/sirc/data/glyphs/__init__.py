@@ -77,7 +77,7 @@ class Glyphs(ImageSet):
         """Draw one image, or take it from the cache."""
         from PIL import Image
 
-        return Image.fromarray(_draw(self.what, self.split, self.seed, self._number(index)))
+        return Image.fromarray(_draw(self.what, self.split, self.seed, self._resolve_index(index)))
 
     def where(self, index: int) -> str:
         """Name one image by its number, set, split and seed."""

@@ -92,7 +92,7 @@ def bitmap(font: str, character: str) -> Image:
     from PIL import Image, ImageDraw
 
     wide = Image.new("L", (3 * CANVAS, 3 * CANVAS))
-    ImageDraw.Draw(wide).text((CANVAS, CANVAS), character, fill=255, font=_opened(font))
+    ImageDraw.Draw(wide).text((CANVAS, CANVAS), character, fill=255, font=_font(font))
     ink = wide.crop(wide.getbbox())
     drawn = Image.new("L", (CANVAS, CANVAS))
     drawn.paste(ink, ((CANVAS - ink.width) // 2, (CANVAS - ink.height) // 2))
@@ -120,7 +120,7 @@ def font_file(font: str) -> Path:
 
 
 @cache
-def _opened(font: str) -> FreeTypeFont:
+def _font(font: str) -> FreeTypeFont:
     from PIL import ImageFont
 
     # The Raqm layout engine is not installed everywhere, and is no better for a single letter.
