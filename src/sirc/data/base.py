@@ -100,8 +100,9 @@ class ImageSet(ABC, Dataset[object]):
         if unknown := [name for name in self.classes if name not in number]:
             raise ValueError(
                 f"the classes of '{self.name}' must be among those of the training images, "
-                f"{shorten(', '.join(classes))}; {len(unknown)} are not, such as {quoted(unknown[0])}. Remove them, or "
-                "train on them; or is one of the two paths not the folder that holds the class folders?"
+                f"{shorten(', '.join(classes))}; {quoted(unknown[0])} is not ({len(unknown)} of {len(self.classes)} "
+                "are missing). Remove such classes, or train on them; or is one of the two paths not the folder that "
+                "holds the class folders?"
             )
         renumbered = torch.tensor([number[name] for name in self.classes])
         return self._copy(labels=renumbered[self.labels], classes=tuple(classes))

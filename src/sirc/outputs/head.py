@@ -171,7 +171,7 @@ def read_head(path: PathLike, *, required: bool = False) -> Head | None:
     weight, bias = (_WEIGHT, _BIAS) if _WEIGHT in names or "logits" in names else ("weight", "bias")
     if weight not in names and required:
         raise StoreError(
-            f"'{path}' must have `{weight}` (and `{bias}`) of the last layer; it has {listed_arrays(names)}. Rename "
+            f"'{path}' must hold `{weight}` (and `{bias}`) of the last layer; it has {listed_arrays(names)}. Rename "
             "the arrays, or pass them: `sirc.Head(weight, bias)`."
         )
     if weight not in names:
