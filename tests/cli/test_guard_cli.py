@@ -126,7 +126,7 @@ def test_images_are_normalised_as_the_weights_were_trained(here, command):
         ),
         (("guard", NETWORK, "train", "val", "--score", "delta_knn"), "`delta_knn` is. Choose another "),
         (("guard", "train", "val", NETWORK), "the model comes first: `sirc guard MODEL TRAIN VAL`; got 'timm:"),
-        (("guard", NETWORK, "train", "nowhere"), "the folder 'nowhere' is not there"),
+        (("guard", NETWORK, "train", "nowhere"), "the folder 'nowhere' does not exist"),
         (("guard", NETWORK, "train", "val", "--recall", 0.99), "needs at least 299 ID✓ rows; got 60"),
         (("guard", NETWORK, "train", "val", "--out", "weights.safetensors"), "Pass `--overwrite` to replace it"),
         (("guard", NETWORK, "train", "val", "--classes", "two.txt"), "`--classes` must name every class folder"),

@@ -87,7 +87,7 @@ def test_training_images_are_known_by_what_the_guard_kept(command, started):
         (("guard.safetensors", NETWORK, "--outputs", "kept"), 2, "or neither: one alone shows nothing"),
         (("guard.safetensors", NETWORK, "--train", "other", "--outputs", "kept"), 1, "it has 60, the folder 21"),
         (("guard.safetensors", NETWORK, "--train", "val", "--outputs", "kept"), 1, "is a store from other data"),
-        (("guard.safetensors", NETWORK, "--train", "nowhere", "--outputs", "kept"), 1, "the folder 'nowhere' is not"),
+        (("guard.safetensors", NETWORK, "--train", "nowhere", "--outputs", "kept"), 1, "'nowhere' does not exist"),
         (("guard.safetensors", NETWORK, "--train", "train", "--outputs", "val"), 1, "there is no store at 'val'"),
         (("guard.safetensors", "timm:test_resnet=none.pth"), 1, "none.pth"),
         (("guard.safetensors", NETWORK, "--seed", 1), 2, "`--seed` would do nothing"),

@@ -84,7 +84,7 @@ def benchmarks_size(key):
 def test_a_path_that_is_not_there_says_where_to_get_it(tmp_path):
     report = check("inaturalist", tmp_path / "x" / "y")
     assert problems(report)[0].startswith(
-        f"'{tmp_path}/x/y' is not there | Get it with `sirc data get inaturalist ROOT`, or from https://github.com/deeplearning-wisc"
+        f"'{tmp_path}/x/y' does not exist | Get it with `sirc data get inaturalist ROOT`, or from https://github.com/deeplearning-wisc"
     )
     assert "iNaturalist/images/" in str(report)
     assert not check("folder", tmp_path / "z").ok
@@ -116,7 +116,7 @@ def test_the_parent_is_a_level_too_high(tmp_path, key):
     if key in ("colorectal", "imagenet-o"):
         return  # they are read at any depth, and counted
     [text] = problems(check(key, tmp_path / "data"))
-    assert "is not at this level, but below it" in text
+    assert "is not in this folder, but below it" in text
     assert text.endswith(f"Pass '{top}'.")
 
 
@@ -293,7 +293,7 @@ def test_a_link_to_nothing_is_told_for_what_it_is(tmp_path):
     (tmp_path / "d" / "2.png").symlink_to("nowhere.png")
     [text] = problems(check("folder", tmp_path / "d", decode=True))
     assert text == (
-        f"all: image '{tmp_path}/d/2.png' is a link to a file that is not there. Restore that file, or remove the "
+        f"all: image '{tmp_path}/d/2.png' is a link to a file that does not exist. Restore that file, or remove the "
         "link. | "
     )
 

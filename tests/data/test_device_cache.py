@@ -45,13 +45,13 @@ class Told(Progress):
 @pytest.fixture
 def decoded(monkeypatch):
     """The names of the sets that were decoded, in turn."""
-    names, original = [], device_cache._decode
+    names, original = [], DeviceCache._decode
 
-    def counting(images, *args, **options):
+    def counting(self, images, *args):
         names.append(images.name)
-        return original(images, *args, **options)
+        return original(self, images, *args)
 
-    monkeypatch.setattr(device_cache, "_decode", counting)
+    monkeypatch.setattr(DeviceCache, "_decode", counting)
     return names
 
 
@@ -218,14 +218,14 @@ def test_a_study_decodes_every_set_once(tiny, decoded):
 @pytest.mark.slow
 def test_memory_is_given_back_at_the_end_of_a_study(tiny, monkeypatch):
     kept = []
-    original = device_cache._decode
+    original = DeviceCache._decode
 
     def watching(*args, **options):
         pixels, lost = original(*args, **options)
         kept.append(weakref.ref(pixels))
         return pixels, lost
 
-    monkeypatch.setattr(device_cache, "_decode", watching)
+    monkeypatch.setattr(DeviceCache, "_decode", watching)
     run_study([tiny("train.cache=device", "seeds=[1]")], figures=False)
     gc.collect()
     assert len(kept) == 5

@@ -237,9 +237,9 @@ def test_a_file_of_unknown_length_comes_too(server, tmp_path):
 
 
 def test_busy_servers_are_asked_again_after_longer_and_longer_waits(server, tmp_path, naps, retries):
-    server.errors = [(503, {}), (500, {}), (429, {"Retry-After": "7"}), (503, {"Retry-After": "9999"})]
+    server.errors = [(503, {}), (500, {}), *((503, {"Retry-After": wait}) for wait in ("7", "9999", "²"))]
     assert download(server.base + "/a.bin", tmp_path / "x").read_bytes() == CONTENT
-    assert naps == [1, 2, 7, 60]
+    assert naps == [1, 2, 7, 60, 16]
     server.errors = [(503, {})] * 3
     retries(2)
     with pytest.raises(DownloadError, match=r"HTTP 503 Service Unavailable, 3 times in a row"):

@@ -187,7 +187,7 @@ def test_photographs_give_thousands_of_patches_of_every_kind():
         (lambda: glyphs.letters(count=0), "`count` must be a whole number ≥ 1; got 0"),
         (lambda: glyphs.greek(count=2.5), "`count` must be a whole number ≥ 1; got 2.5"),
         (lambda: glyphs.digits(seed=-1), "`seed` must be a whole number ≥ 0; got -1"),
-        (lambda: glyphs.handwritten(count=1798), "`count` must be at most 1797, as many as there are; got 1798"),
+        (lambda: glyphs.handwritten(count=1798), "`count` must be at most 1797, the number of digits; got 1798"),
         (lambda: glyphs.Glyphs("runes"), '`what` must be "letters", "greek", .* or "noise"; got .runes.'),
         (lambda: _open(options={"fonts": 3}), "`options` must be what `sirc.data.glyphs:letters.*` takes: .*'fonts'"),
         (lambda: _open(options={"count": "many"}), "letters cannot be opened: `count` must be .*; got 'many'"),

@@ -100,7 +100,7 @@ def test_items_count_from_the_end_and_iteration_ends(folder):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda path: None, "is not there"),
+        (lambda path: None, "does not exist"),
         (lambda path: path.write_text("x", encoding="utf-8"), "is a file, not a folder; unpack it if it is an archive"),
         (lambda path: path.mkdir(), "there is no image in or below"),
         (lambda path: paint(path / "a.png"), "its images lie directly in it, such as 'a.png'"),
@@ -418,7 +418,7 @@ def test_an_order_of_classes_that_does_not_fit_is_refused(numbered):
         image_folder(numbered, classes=[*map(str, range(12)), "3"])
     with pytest.raises(ValueError, match='`sort` must be "name" or "natural"; got \'size\''):
         image_folder(numbered, sort="size")
-    with pytest.raises(ValueError, match="`sort` must be left out where `classes`"):
+    with pytest.raises(ValueError, match="`sort` must be left out if `classes`"):
         image_folder(numbered, classes=list(map(str, range(12))), sort="natural")
 
 

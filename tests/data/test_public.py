@@ -234,8 +234,8 @@ EVIL = {
     "device": (linked(tarfile.CHRTYPE), "is a link or a device"),
     "zip link": (zip_with_link(), "is a link"),
     "other content": (tar({"other/0.jpg": picture()}), "it has no 'iNaturalist/images'"),
-    "no archive": (b"<html>moved</html>", "is not a whole archive"),
-    "cut short": (tar(GOOD)[:200], r"is not a whole archive \([^\n]*[^:]\). Delete it"),
+    "no archive": (b"<html>moved</html>", "is not a complete archive"),
+    "cut short": (tar(GOOD)[:200], r"is not a complete archive \([^\n]*[^:]\). Delete it"),
 }
 
 
@@ -319,11 +319,11 @@ def with_entry(offset, value):
 
 
 ODD = {
-    "encrypted": (with_entry(6, 1), "is not unpacked: 'a/b' is encrypted"),
+    "encrypted": (with_entry(6, 1), "is not unpacked: this Python cannot read it .*is encrypted"),
     "unknown compression": (with_entry(8, 99), "is not unpacked: this Python cannot read it"),
-    "file, then folder": (zipped({"a": b"1", "a/b": b"2"}), "both a file and a folder of one name"),
-    "file, then deep folder": (zipped({"a": b"1", "a/b/c": b"2"}), "both a file and a folder of one name"),
-    "folder, then file": (zipped({"a/b": b"2", "a": b"1"}), "both a file and a folder of one name"),
+    "file, then folder": (zipped({"a": b"1", "a/b": b"2"}), "cannot be unpacked into"),
+    "file, then deep folder": (zipped({"a": b"1", "a/b/c": b"2"}), "cannot be unpacked into"),
+    "folder, then file": (zipped({"a/b": b"2", "a": b"1"}), "cannot be unpacked into"),
 }
 
 
@@ -363,7 +363,7 @@ def test_a_disk_that_fills_up_during_unpacking_is_told(server, tmp_path):
     def fill():
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(DownloadError, match=r"cannot be unpacked into .*: No space left on device. Mend that"):
+    with pytest.raises(DownloadError, match=r"cannot be unpacked into .*: No space left on device. Solve that"):
         fetch_dataset(served(server, "inaturalist"), tmp_path, progress=OnUnpacking(fill))
 
 
@@ -381,7 +381,7 @@ def test_a_disk_without_room_is_told_before_the_first_byte(server, tmp_path):
 
 def test_a_root_that_cannot_be_written_to_is_told_before_the_first_byte(server, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(DownloadError, match=r"file' must be a folder that can be written to; got: "):
+    with pytest.raises(DownloadError, match=r"file' must be a writable folder; got: "):
         fetch_dataset(served(server, "inaturalist"), tmp_path / "file")
     assert server.requests == []
 

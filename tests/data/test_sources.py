@@ -58,7 +58,7 @@ def test_a_list_starts_from_its_path(own):
     images = opened(own, dataset="list", path="own", list="{split}.txt", split="train")
     assert images.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert opened(own, dataset="list", path="own", list="test.txt", labelled=False).labels is None
-    with pytest.raises(ValueError, match="`split` must be given where"):
+    with pytest.raises(ValueError, match="`split` must be given if"):
         opened(own, dataset="list", path="own", list="{split}.txt")
 
 
@@ -89,9 +89,7 @@ def test_paths_are_expanded(own, monkeypatch):
     monkeypatch.setenv("HOME", str(own))
     for path in ("$SIRC_DATA/own", "${SIRC_DATA}/own", "~/own", str(own / "own"), "own"):
         assert source_path(Source("folder", path=path), own) == own / "own"
-    with pytest.raises(
-        ValueError, match=r"`path` must use variables that are set; got '\$NOWHERE/x', where \$NOWHERE is not"
-    ):
+    with pytest.raises(ValueError, match=r"`path` must use variables that are set; got '\$NOWHERE/x'\. Set \$NOWHERE"):
         source_path(Source("folder", path="$NOWHERE/x"), own)
 
 
@@ -236,6 +234,7 @@ def test_a_function_may_return_an_image_set(own, module):
     module.make = lambda: Noise(4, seed=1)
     assert isinstance(opened(own, dataset="users_data:make", labelled=False), Noise)
     assert len(opened(own, dataset="users_data:make", labelled=False, count=4)) == 4
+    assert len(opened(own, dataset="users_data:make", labelled=False, count=2)) == 2
 
 
 def test_a_type_error_of_a_function_of_ones_own_is_its_own(own, module):

@@ -196,7 +196,7 @@ def test_what_was_extracted_is_not_run_again(tmp_path, made):
     assert sum(rows) < 100  # to find the head, and to see how confidences change
     assert first.threshold == second.threshold == made.threshold
     with pytest.raises(
-        StoreError, match=r"is another store: .* pass `create\(…, overwrite=True\)` to delete its shards"
+        StoreError, match=r"is another store, .* pass `create\(…, overwrite=True\)` to delete its shards"
     ):
         sirc.guard(model, TRAIN, data(500, 2), path=tmp_path)
     sirc.guard(model, TRAIN, data(500, 2), path=tmp_path, overwrite=True)
@@ -433,7 +433,7 @@ def test_a_network_may_be_named(folders, tmp_path):
 
 BAD = {
     "an empty folder": (lambda here: (convnet(), here / "empty"), {}, "there is no image in or below"),
-    "no folder": (lambda here: (convnet(), here / "nowhere"), {}, "the folder '.*nowhere' is not there"),
+    "no folder": (lambda here: (convnet(), here / "nowhere"), {}, "the folder '.*nowhere' does not exist"),
     "images that nobody prepares": (
         lambda here: (convnet(), here / "train"),
         {},

@@ -286,7 +286,7 @@ def test_images_that_keep_their_size_are_taken_one_by_one(tmp_path, selective, g
 def test_mistakes_are_answered_in_words(tmp_path, selective, folder):
     with pytest.raises(FileNotFoundError, match="no image in or below"):
         predict_folder(selective, tmp_path)
-    with pytest.raises(FileNotFoundError, match="not there"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         predict_folder(selective, tmp_path / "none")
     with pytest.raises(ValueError, match="batch_size"):
         predict_folder(selective, folder, batch_size=0)

@@ -649,7 +649,7 @@ def test_a_goal_that_cannot_be_is_refused_before_the_model_runs(model, scorer, r
 def test_labels_in_another_order_are_told_when_the_threshold_is_set(model, scorer, head, val):
     moved = sirc.Outputs(val.logits, val.features, (val.labels + 1) % K)
     with pytest.warns(
-        sirc.DataWarning, match="'val' agree with its labels in .* if the classes are numbered otherwise"
+        sirc.DataWarning, match="'val' agree with its labels in .* if the classes are numbered differently"
     ):
         SelectiveClassifier(model, scorer, "msp", head=head).calibrate(moved, recall=0.9)
 

@@ -688,7 +688,7 @@ def test_an_interrupted_extraction_is_begun_anew_with_other_settings(experiment,
     other = ["tiny.toml", "--set", "extract.precision=bf16", "--quiet"]
     code, _, err = command("extract", *other)
     assert code == 1
-    assert "is another store: it has other settings: how is" in err
+    assert "is another store, with other settings: how is" in err
     assert "or pass `--only NAME --overwrite` to delete its shards" in err
     code, _, err = command("run", *other, "--no-figures")
     assert code == 0, err

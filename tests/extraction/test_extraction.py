@@ -268,7 +268,7 @@ def test_a_swapped_activation_is_another_model(tmp_path):
     model, other = network(), network()
     other[2] = nn.Tanh()
     sirc.extract(model, rows(), tmp_path / "s")
-    with pytest.raises(sirc.StoreError, match="belongs to another model"):
+    with pytest.raises(sirc.StoreError, match="other settings: model is"):
         sirc.extract(other, rows(), tmp_path / "s")
 
 
@@ -291,9 +291,9 @@ def test_another_model_or_other_data_are_refused(tmp_path):
     model, data = network(), rows()
     store = sirc.extract(model, data, tmp_path / "s", shard_size=32)
     before = contents(store.path)
-    with pytest.raises(sirc.StoreError, match="belongs to another model"):
+    with pytest.raises(sirc.StoreError, match="other settings: model is"):
         sirc.extract(network(seed=1), data, store.path, shard_size=32)
-    with pytest.raises(sirc.StoreError, match="other data"):
+    with pytest.raises(sirc.StoreError, match="other settings: data is"):
         sirc.extract(model, rows(seed=2), store.path, shard_size=32)
     with pytest.raises(sirc.StoreError, match="other settings: size"):
         sirc.extract(model, Subset(data, range(50)), store.path, shard_size=32)

@@ -51,7 +51,7 @@ def test_numbers_sorted_as_text_are_told_with_one_row_for_each_class():
 def test_a_network_trained_on_numbers_sorted_as_text_is_told_with_one_row_for_each_class():
     predictions, labels = network(1000, 1000, 0.9, labels=np.arange(1000))
     said = warning(as_text(1000)[predictions], labels)
-    assert "and in 91.0% if the classes are numbered otherwise" in said
+    assert "and in 91.0% if the classes are numbered differently" in said
 
 
 @pytest.mark.parametrize(("rows", "classes"), [(1000, 1000), (300, 10)])
@@ -65,15 +65,15 @@ def test_a_count_from_one_is_told_even_with_one_row_for_each_class(rows, classes
 def test_a_class_that_the_labels_lack_is_told_as_another_numbering_where_it_can_be_learnt():
     predictions, labels = network(3000, 100, 0.7, labels=np.arange(3000) % 99)
     said = warning(predictions + (predictions >= 30), labels)  # class 30 is missing
-    assert "if the classes are numbered otherwise" in said
+    assert "if the classes are numbered differently" in said
     few = network(99, 100, 0.9, labels=np.arange(99))
-    assert "or the labels lack one" in warning(few[0] + (few[0] >= 10), few[1])
+    assert "or the labels lack a class" in warning(few[0] + (few[0] >= 10), few[1])
 
 
 def test_two_classes_that_changed_places_are_told():
     predictions, labels = network(1000, 10, 0.9)
     swapped = torch.tensor([1, 0, *range(2, 10)])[labels]
-    assert "numbered otherwise" in warning(predictions, swapped)
+    assert "numbered differently" in warning(predictions, swapped)
 
 
 @pytest.mark.parametrize(("rows", "classes"), [(2000, 2), (500, 10), (5000, 1000)])
@@ -89,7 +89,7 @@ def test_folders_of_only_some_classes_are_told(rows):
     place = np.arange(rows) % len(some)  # the classes of even rows are not those of odd ones: no match can be learnt
     predictions, _ = network(rows, 1000, 0.7, labels=some[place])
     said = warning(predictions, torch.from_numpy(place))
-    assert "of them are of classes beyond 199, the last of the labels. If the folders are only some" in said
+    assert "of them are of classes beyond 199, the highest label. If the folders are only some" in said
     assert said.endswith("number the labels as its outputs are, or give the order of all its classes, `classes=…`.")
 
 
@@ -138,7 +138,7 @@ def test_a_store_is_judged_by_shards_from_all_of_it(tmp_path):
     bad = Outputs(logits, labels=3 * labels % 20)
     for name, outputs in {"bad": bad, "good": Outputs(logits, labels=labels), "bare": Outputs(logits)}.items():
         store = OutputStore.from_outputs(tmp_path / name, outputs.batches(25), size=400, shard_size=25)
-        assert ("numbered otherwise" in doubt_of_store("val", store)) == (name == "bad")
+        assert ("numbered differently" in doubt_of_store("val", store)) == (name == "bad")
         assert bool(doubt_of_store("val", store)) == (name == "bad")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -19,7 +18,7 @@ from torch.utils.data import Dataset
 
 from sirc._utils.checks import check_at_least, check_positive
 from sirc._utils.text import quoted, shorten
-from sirc.data.reading import READ_ERRORS
+from sirc.data.reading import READ_ERRORS, without_address
 from sirc.errors import ImageError
 
 if TYPE_CHECKING:
@@ -65,10 +64,10 @@ class ImageSet(ABC, Dataset[object]):
     @property
     @abstractmethod
     def _identity(self) -> str:
-        """The images without transform and labels: their names, sizes and order, or a seed."""
+        """What identifies the images without labels and transform: their names, sizes and order, or a seed."""
 
     def __getitem__(self, index: int) -> object:
-        index = self._number(index)
+        index = self._resolve_index(index)
         image = self.image(index)
         x = image if self.transform is None else self.transform(image)
         return x if self.labels is None else (x, int(self.labels[index]))
@@ -79,11 +78,11 @@ class ImageSet(ABC, Dataset[object]):
         digest = hashlib.sha256(self._identity.encode())
         digest.update(b"" if self.labels is None else self.labels.numpy().tobytes())
         description = repr(self.transform)
-        # The repr of a plain function has an address, which differs between processes, and does not say what it does.
-        stable = re.sub(r" at 0x[0-9a-fA-F]+", "", description)
+        stable = without_address(description)
         digest.update(stable.encode())
+        # The repr of a plain function does not say what it does: its result on the first readable image stands for it.
         if stable != description and self.transform is not None:
-            for index in range(len(self)):  # so its result on the first readable image stands for it
+            for index in range(len(self)):
                 with contextlib.suppress(ImageError):
                     x = self.transform(self.image(index))
                     digest.update(repr(x.tolist() if isinstance(x, Tensor) else x).encode())
@@ -101,8 +100,9 @@ class ImageSet(ABC, Dataset[object]):
         if unknown := [name for name in self.classes if name not in number]:
             raise ValueError(
                 f"the classes of '{self.name}' must be among those of the training images, "
-                f"{shorten(', '.join(classes))}; {quoted(unknown[0])} is not ({len(unknown)} are not). Remove them, or "
-                "train on them; or is one of the two not the folder that holds the folders of classes?"
+                f"{shorten(', '.join(classes))}; {quoted(unknown[0])} is not ({len(unknown)} of {len(self.classes)} "
+                "are missing). Remove such classes, or train on them; or is one of the two paths not the folder that "
+                "holds the class folders?"
             )
         renumbered = torch.tensor([number[name] for name in self.classes])
         return self._copy(labels=renumbered[self.labels], classes=tuple(classes))
@@ -141,13 +141,13 @@ class ImageSet(ABC, Dataset[object]):
         return Subset(self, np.random.default_rng(check_at_least("seed", seed, 0)).permutation(len(self))[:count])
 
     def held_out(self, count: int, *, seed: int) -> tuple[ImageSet, ImageSet]:
-        """Split the images in two: the rest, and `count` images of each class, chosen at random by seed and class."""
+        """Split the images in two: the rest, and `count` images of each class, which the seed chooses."""
         check_positive("count", count)
         check_at_least("seed", seed, 0)
         if self.labels is None:
             raise ValueError(
-                f"images must have labels to be held out class by class; those of '{self.name}' have none. Use a "
-                "folder for each class."
+                f"images must have labels to be held out by class; those of '{self.name}' have none. Use a folder for "
+                "each class."
             )
         labels = self.labels.numpy()
         chosen = np.zeros(len(self), dtype=bool)
@@ -156,16 +156,16 @@ class ImageSet(ABC, Dataset[object]):
             if count >= len(members):
                 class_name = self.classes[label] if label < len(self.classes) else label
                 raise ValueError(
-                    f"`holdout` must be smaller than every class, so that each keeps images to train on; got {count}, "
+                    f"`holdout` must be smaller than every class, so that each keeps training images; got {count}, "
                     f"and {quoted(class_name)} of '{self.name}' has {len(members)}. Hold out fewer, or drop the class."
                 )
-            # Each class has its own random numbers, so that its choice does not depend on the other classes.
+            # The seed includes the class, so that the images chosen do not depend on the other classes.
             order = np.random.default_rng([seed, int(label)]).permutation(len(members))
             chosen[members[order[:count]]] = True
         return Subset(self, np.flatnonzero(~chosen)), Subset(self, np.flatnonzero(chosen))
 
     def origin(self) -> tuple[ImageSet, npt.NDArray[np.int64]]:
-        """Get the set that these images belong to, and their numbers in it."""
+        """Get the full set that these images come from, and their numbers in it."""
         return self, np.arange(len(self))
 
     @property
@@ -186,8 +186,8 @@ class ImageSet(ABC, Dataset[object]):
         other.__dict__.update(changes)
         return other
 
-    def _number(self, index: int) -> int:
-        """Count negative numbers from the end, as lists do; iteration relies on the IndexError after the last."""
+    def _resolve_index(self, index: int) -> int:
+        """Count a negative index from the end, as lists do; the IndexError after the last image ends iteration."""
         number = index + len(self) if index < 0 else index
         if not 0 <= number < len(self):
             raise IndexError(f"`index` must be in 0…{len(self) - 1} for '{self.name}'; got {index}.")

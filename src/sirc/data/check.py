@@ -1,4 +1,4 @@
-"""Dataset check: what is there, what is missing, and what to do about it."""
+"""Check of a dataset on disk: what it has, what is missing, and what to do."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from sirc.data.source import PLAIN
 from sirc.progress import SILENT, Progress
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".rar", ".7z")
-_LEVELS_UP, _MOST_FOLDERS = 4, 200  # how far to look for a benchmark that is not at its path
-_FIRST = 4  # classes shown with their numbers
+_LEVELS_UP, _MOST_FOLDERS = 4, 200  # limits of the search for a benchmark that is not at its path
+_FIRST = 4  # classes shown with their numbers, beside the last
 _LISTED = 50  # broken images listed one by one
 _CHUNK = 16  # images decoded by one call of a worker
 
@@ -34,7 +34,7 @@ _CHUNK = 16  # images decoded by one call of a worker
 @final
 @dataclass(frozen=True)
 class CheckLine:
-    """One line of the report: whether it is fine, what was found, and what to do if not."""
+    """One line of the report: whether all is well, what was found, and what to do."""
 
     ok: bool
     text: str
@@ -54,7 +54,7 @@ class DataReport:
 
     @property
     def ok(self) -> bool:
-        """True if there is no problem."""
+        """Whether there is no problem."""
         return not self.problems
 
     @property
@@ -85,22 +85,23 @@ def check(
     workers: int = 0,
     progress: Progress = SILENT,
 ) -> DataReport:
-    """Check a benchmark, or data of your own as `folder` or `list`: report what is wrong and what to do.
+    """Check a benchmark, or your own data with the name `folder` or `list`; report what is wrong and what to do.
 
-    `split` checks one part only. For `list`, `path` is the list file, and its paths start from `root` or, without it,
-    from the folder of the list. For `folder`, `sort` and `classes` number its classes, as in `image_folder`. `decode`
-    reads every image, in `workers` processes, and names those that are broken.
+    `split` checks one part only. For `list`, `path` is the list file, whose paths start from `root`, by default its own
+    folder. For `folder`, `sort` and `classes` give the order of the classes, as in `image_folder`. `decode` reads every
+    image, in `workers` processes, and names the broken ones.
     """
     benchmark = None if name in PLAIN else catalogue.find_benchmark("`name`", name, others=PLAIN)
     if split is not None:
         check_choice("split", split, SPLITS)
     if name != "folder" and (sort != "name" or classes is not None):
-        raise ValueError(f"`sort` and `classes` order the class folders of a `folder`; {name} has an order of its own.")
-    checker, place = _Checker(benchmark, decode, workers, progress, sort, classes), None if path is None else Path(path)
+        raise ValueError(f"`sort` and `classes` order the class folders of a `folder`; leave them out for {name}.")
+    checker = _Checker(benchmark, decode, workers, progress, sort, classes)
+    place = None if path is None else Path(path)
     if place is None:
         if benchmark is None or benchmark.key != "noise":
             raise ValueError(f"`path` must be given for {name}; only noise needs no files.")
-        checker.good("noise needs no files: it is made as it is read")
+        checker.good("noise needs no files: its images are made when they are read")
     elif name == "list":
         checker.check_list("all", place, place.parent if root is None else Path(root))
     elif not place.is_dir():
@@ -123,7 +124,7 @@ class _Checker:
     workers: int
     progress: Progress
     sort: Sort
-    order: Sequence[str] | None
+    class_order: Sequence[str] | None
     lines: list[CheckLine] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     classes: dict[str, int] = field(default_factory=dict)
@@ -142,8 +143,8 @@ class _Checker:
         elif (similar := closest_match(path.name, siblings, cutoff=0.7)) and similar != path.name:
             advice = f"Did you mean '{printable(path.parent / similar)}'?"
         else:
-            advice = self.where_to_get("Pass a folder that is there.")
-        self.bad(f"'{printable(path)}' is {'a file' if path.exists() else 'not there'}", advice)
+            advice = self.where_to_get("Pass a folder that exists.")
+        self.bad(f"'{printable(path)}' {'is a file' if path.exists() else 'does not exist'}", advice)
 
     def where_to_get(self, otherwise: str) -> str:
         return f"{self.benchmark.how_to_get}, as\n{self.benchmark.layout}" if self.benchmark else otherwise
@@ -152,7 +153,7 @@ class _Checker:
         there = [part for part in parts if find_folder(path, part) or catalogue.has_archives(path, benchmark, part)]
         if not there and (right := _right_level(path, benchmark)):
             level = "above" if right in path.resolve().parents else "below"
-            self.bad(f"{benchmark.title} is not at this level, but {level} it", f"Pass '{printable(right)}'.")
+            self.bad(f"{benchmark.title} is not in this folder, but {level} it", f"Pass '{printable(right)}'.")
             return
         for part in parts:
             folder, listed = find_folder(path, part), find_list(path, benchmark)
@@ -171,7 +172,7 @@ class _Checker:
         if len(classes) == 2 and (differing := sorted(classes[0] ^ classes[1])):
             self.bad(
                 f"train and test must have the same classes; {with_examples(differing)} are in one only",
-                "Unpack the data again: labels are the places of the folders in sorted order.",
+                "Unpack the data again: the labels are the positions of the sorted folders.",
             )
         if benchmark.note and any(part.size is None for part in parts):
             self.good(benchmark.note)
@@ -213,15 +214,15 @@ class _Checker:
 
     def check_classes(self, part: str, folder: Path) -> FileNames:
         try:
-            folders = files.ordered_classes(folder, self.order, self.sort)
+            folders = files.ordered_classes(folder, self.class_order, self.sort)
         except ValueError as error:
             self.bad(f"{part}: {error}")
             folders = files.class_folders(folder)
         names, counts = files.images_of_classes(folder, folders)
         self.classes[part] = len(folders)
-        how = "as listed" if self.order is not None else "by number" if self.sort == "natural" else "by name"
-        hint = "" if self.benchmark or how != "by name" else _order_hint(folders)
-        self.good(f"{part}: {_order(folders, how)}", hint)
+        how = "as listed" if self.class_order is not None else "by number" if self.sort == "natural" else "by name"
+        hint = "" if self.benchmark or how != "by name" else _text_order_hint(folders)
+        self.good(f"{part}: {_numbered(folders, how)}", hint)
         if loose := _loose_images(folder):
             self.bad(
                 f"{part}: {with_examples(loose)} images lie outside the class folders",
@@ -237,7 +238,7 @@ class _Checker:
         return names
 
     def check_list(self, name: str, path: Path, folder: Path, part: Split | None = None) -> None:
-        """Count the images of a list, and check that each is there."""
+        """Count the images of a list, and check that each exists."""
         try:
             names, labels = files.read_list(path, part.folders if part else ())
         except (OSError, ValueError) as error:
@@ -271,7 +272,7 @@ class _Checker:
             self.bad(f"{text}, of {size:,}", advice)
 
     def decode_all(self, part: str, folder: Path, names: FileNames) -> None:
-        """Read every image, and list those that are broken."""
+        """Read every image if the user asked for it, and report the broken ones."""
         if not self.decode or not len(names):
             return
         broken: list[str] = []
@@ -292,16 +293,16 @@ def _is_archive(name: str) -> bool:
     return name.lower().endswith(_ARCHIVES)
 
 
-def _order(folders: list[str], how: str) -> str:
-    """Count the classes, and show the numbers of the first few and the last."""
+def _numbered(folders: list[str], how: str) -> str:
+    """Count the classes, and show the first few and the last with their numbers."""
     shown = [f"{number} is '{printable(folder)}'" for number, folder in enumerate(folders)]
     if len(shown) > _FIRST + 1:
         shown[_FIRST:-1] = ["…"]
     return f"{len(folders):,} classes {how}: {', '.join(shown)}"
 
 
-def _order_hint(folders: list[str]) -> str:
-    """Warn if the numbers in the folder names are not in their numeric order."""
+def _text_order_hint(folders: list[str]) -> str:
+    """Point out numbers in folder names that are not in numeric order; empty if there are none."""
     natural = sorted(folders, key=files.natural_key)
     if natural == folders:
         return ""
@@ -319,7 +320,7 @@ def _loose_images(folder: Path) -> list[str]:
 
 
 def _right_level(path: Path, benchmark: Benchmark) -> Path | None:
-    """Find the folder above or below `path` that holds the benchmark, if only one does."""
+    """Find the folder above or below `path` that has the benchmark; None if several below it may have it."""
     for folder in islice(path.resolve().parents, _LEVELS_UP):
         if _is_at(folder, benchmark):
             return folder
@@ -330,12 +331,12 @@ def _right_level(path: Path, benchmark: Benchmark) -> Path | None:
 
 
 def _is_at(place: Path, benchmark: Benchmark) -> bool:
-    """Whether a part of the benchmark with an image is here; if any folder would fit, its name decides."""
+    """Whether a part of the benchmark is here, with an image; if any folder could be it, its name must be right."""
     for part in benchmark.splits:
         for name in part.folders:
-            unsure = name == "." or (benchmark.lists and find_list(place, benchmark) is None)
-            if unsure and place.name != benchmark.folder:
+            ambiguous = name == "." or (benchmark.lists and find_list(place, benchmark) is None)
+            if ambiguous and place.name != benchmark.folder:
                 continue
-            if (place / name).is_dir() and next(files.images_below(place / name), None) is not None:
+            if (place / name).is_dir() and any(files.images_below(place / name)):
                 return True
     return False

@@ -1,4 +1,4 @@
-"""Image files: decode to RGB as torchvision does, with errors that name the file."""
+"""Decoding of image files to RGB, as torchvision does it, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read_image(path: PathLike, data: bytes | None = None) -> Image:
     with needing("reading images", "Pillow"):
         from PIL import Image
     try:
-        # PIL warns of odd metadata and of large images; if pixels are missing, it raises.
+        # PIL warns of odd metadata and of large images; it raises an error if pixels are missing.
         with open(path, "rb") if data is None else io.BytesIO(data) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if (image := Image.open(file)).format == "EPS":
@@ -35,8 +35,8 @@ def read_image(path: PathLike, data: bytes | None = None) -> Image:
         raise
     except Exception as error:  # PIL raises many kinds for a damaged file: OSError, SyntaxError, struct.error, …
         if isinstance(error, OSError) and error.errno not in (None, errno.ELOOP):
-            # The system failed, not the image: too many open files or a lost disk must not look like broken images. A
-            # link that leads to itself is one.
+            # The machine failed: too many open files or a lost disk must not look like broken images. ELOOP is the
+            # image's fault: its link leads to itself.
             raise OSError(error.errno, _message(path, error)) from error
         raise ImageError(_message(path, error)) from error
 
@@ -50,7 +50,7 @@ def to_rgb(image: Image) -> Image:
     if image.mode in ("I", "F"):
         raise ImageError(f"its pixels are 32-bit numbers (mode {image.mode}), whose range is not defined")
     if image.mode == "P" and "transparency" in image.info:
-        return image.convert("RGBA").convert("RGB")  # the same colours as straight to RGB, without PIL's warning
+        return image.convert("RGBA").convert("RGB")  # the same colours as in one step, without PIL's warning
     return image.convert("RGB")
 
 
@@ -61,14 +61,14 @@ def printable(path: PathLike) -> str:
 
 
 def is_unknown(error: Exception) -> bool:
-    """Whether PIL does not know the file's format; with Ultralytics, it then tries to import a missing package."""
+    """Whether PIL does not know the file's format; Ultralytics patches it to import a package, which may be missing."""
     from PIL import UnidentifiedImageError
 
     return isinstance(error, UnidentifiedImageError | ImportError)
 
 
 def reason_of(error: Exception) -> str:
-    """Say what is wrong with an image that could not be decoded."""
+    """Describe what is wrong with an image that could not be decoded."""
     from PIL import Image
 
     if isinstance(error, ImageError):
@@ -85,7 +85,7 @@ def _message(path: PathLike, error: Exception) -> str:
 
     name = printable(path)
     if isinstance(error, FileNotFoundError) and os.path.islink(path):
-        return f"image '{name}' is a link to a file that is not there. Restore that file, or remove the link."
+        return f"image '{name}' is a link to a file that does not exist. Restore that file, or remove the link."
     if isinstance(error, FileNotFoundError):
         return f"image '{name}' is gone since the dataset was opened. Restore it, or open the dataset again."
     if isinstance(error, OSError) and error.errno in (errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP):

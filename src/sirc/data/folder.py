@@ -1,4 +1,4 @@
-"""Image files: those of a folder in torchvision's order, or of a list, as a dataset."""
+"""Datasets of image files: those of a folder, in torchvision's order, or those in a list."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 Sort = Literal["name", "natural"]
-"""The order of class folders: by name as text, which is torchvision's, or numbers by their value."""
+"""The order of class folders: as text, which is torchvision's, or with numbers by their value."""
 _EXAMPLES = 5
 _CHUNK = 4096  # files that a thread looks up at a time
 _LABEL = re.compile(r"[+-]?[0-9]{1,18}")
@@ -39,9 +39,9 @@ _EXPECTED = "Pass the folder that holds the images (.jpg, .png, .tif, .webp, …
 
 @final
 class FileNames:
-    """An immutable sequence of relative file names with forward slashes, stored as joined bytes and their ends.
+    """An immutable sequence of relative file names with forward slashes, stored as one `bytes` and their ends in it.
 
-    A list of str would take 100 bytes per name, and counting references would copy its memory into each worker process.
+    A list of `str` would take 100 bytes per name, and each worker process would copy it when it counts references.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -61,7 +61,7 @@ class FileNames:
         return (self[index] for index in range(len(self)))
 
     def digest(self) -> str:
-        """Checksum the names and their order."""
+        """Digest the names and their order."""
         ends = np.asarray(self._ends, dtype="<u8")
         return hashlib.sha256(self._text + ends.tobytes()).hexdigest()
 
@@ -89,7 +89,7 @@ class FileSet(ImageSet):
 
     def path(self, index: int) -> Path:
         """The file of one image."""
-        return self.root / self._names[self._number(index)]
+        return self.root / self._names[self._resolve_index(index)]
 
     def image(self, index: int) -> Image:
         """Read one file as RGB; an `ImageError` names it if it cannot be read."""
@@ -126,8 +126,8 @@ def image_folder(
     That order is by name, as text: 0, 1, 10, 2. `sort="natural"` gives 0, 1, 2, 10. `classes` lists the folders in the
     order of the network's outputs; a class without a folder keeps its number.
 
-    `labelled=False` takes every image below the folder, at any depth. An empty class folder usually comes from an
-    interrupted download and is an error; with `allow_empty` the class keeps its number. Hidden files are ignored.
+    `labelled=False` takes every image below the folder, at any depth. An empty class folder is an error, since it
+    usually comes from an interrupted download; with `allow_empty` the class keeps its number. Hidden files are ignored.
     """
     path = check_path("path", path)
     require_folder(path)
@@ -162,7 +162,7 @@ def file_list(
     """Open the images below `root` that a text file lists, one `path label` or `path` on each line.
 
     The last word is the label if it is a whole number; paths may contain spaces. `labelled=None` takes labels if every
-    line has one. A leading folder named in `within` is dropped from the paths, since only some lists have it.
+    line has one. If a path starts with a folder that is named in `within`, that folder is removed from it.
     """
     path, root = check_path("path", path), check_path("root", root)
     names, labels = read_list(path, within)
@@ -192,7 +192,7 @@ def file_list(
 
 
 def read_lines(path: Path, what: str) -> list[str]:
-    """Read the lines of a text file with one `what` on each, without empty ones."""
+    """Read a text file with one `what` on each line; empty lines are left out."""
     try:
         lines = list(filter(None, map(str.strip, path.read_text(encoding="utf-8-sig").splitlines())))
     except UnicodeDecodeError as error:
@@ -228,7 +228,7 @@ def read_list(path: Path, within: Sequence[str] = ()) -> tuple[FileNames, array[
 
 
 def images_of_classes(path: Path, classes: Sequence[str]) -> tuple[FileNames, dict[str, int]]:
-    """List the images of every class, and their number in each class folder that is there."""
+    """List the images of every class, and count those of each class folder that exists."""
     there = {*class_folders(path)}
     counts = {folder: 0 for folder in classes if folder in there}
 
@@ -250,7 +250,7 @@ def ordered_classes(path: Path, classes: Sequence[str] | None, sort: Sort) -> li
     if isinstance(classes, str) or not iterates(classes):
         raise ValueError(f"`classes` must be a list of names; got {quoted(classes)}. Pass the names themselves.")
     if sort != "name":
-        raise ValueError(f"`sort` must be left out where `classes` has the order; got {quoted(sort)}. Drop one.")
+        raise ValueError(f"`sort` must be left out if `classes` gives the order; got {quoted(sort)}. Drop one.")
     ordered = list(classes)
     if len(set(ordered)) < len(ordered):
         twice = next(name for name in ordered if ordered.count(name) > 1)
@@ -264,24 +264,24 @@ def ordered_classes(path: Path, classes: Sequence[str] | None, sort: Sort) -> li
 
 
 def natural_key(name: str) -> tuple[list[str | int], str]:
-    """Sort numbers in a name by their value: 2 before 10."""
-    parts = re.split(r"([0-9]+)", name)  # text and numbers in turn
+    """The key that sorts numbers in names by their value: 2 before 10."""
+    parts = re.split(r"([0-9]+)", name)  # text and numbers alternate
     return [int(part) if i % 2 else part for i, part in enumerate(parts)], name
 
 
 def is_image(name: str) -> bool:
-    """Tell images by their extension; hidden files do not count (macOS leaves `._x.jpg`)."""
+    """Whether a file name has an image's extension and is not hidden (macOS leaves `._x.jpg`)."""
     return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
 
 
 def class_folders(folder: Path) -> list[str]:
-    """List the folders in a folder by name, sorted, without hidden ones."""
+    """List the names of the folders in a folder, sorted, without hidden ones."""
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries if _is_folder(entry))
 
 
 def images_below(folder: Path) -> Iterator[str]:
-    """List all images as paths relative to `folder`: its own first, then each subfolder's in torchvision's order."""
+    """List all images as relative paths: first those directly in `folder`, then subfolders in torchvision's order."""
     with os.scandir(folder) as entries:
         yield from sorted(entry.name for entry in entries if is_image(entry.name) and _is_file(entry))
     for name in class_folders(folder):
@@ -302,7 +302,7 @@ def other_files(folder: Path) -> Iterator[str]:
 
 
 def file_sizes(root: Path, names: FileNames) -> npt.NDArray[np.int64]:
-    """Look up the size of each file, −1 if it is missing; in threads, as network file systems answer slowly."""
+    """Get the size of each file, −1 if it is missing; in threads, since network file systems are slow."""
 
     def sizes(start: int) -> list[int]:
         return [_size(os.path.join(root, names[i])) for i in range(start, min(start + _CHUNK, len(names)))]
@@ -313,15 +313,15 @@ def file_sizes(root: Path, names: FileNames) -> npt.NDArray[np.int64]:
 
 
 def missing_files(names: FileNames, sizes: npt.NDArray[np.int64]) -> list[str]:
-    """List the files that are not there, by the sizes of all."""
+    """List the files whose size, from `file_sizes`, says that they are missing."""
     return [names[int(i)] for i in np.flatnonzero(sizes < 0)]
 
 
 def require_folder(path: Path) -> None:
-    """Refuse a path that is not a folder, and say what it is."""
+    """Raise an error if a path is not a folder."""
     if not path.is_dir():
-        what = "a file, not a folder; unpack it if it is an archive" if path.exists() else "not there"
-        raise FileNotFoundError(f"the folder '{printable(path)}' is {what}. {_EXPECTED}")
+        why = "is a file, not a folder; unpack it if it is an archive" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"the folder '{printable(path)}' {why}. {_EXPECTED}")
 
 
 def with_examples(names: Sequence[str]) -> str:
@@ -331,7 +331,7 @@ def with_examples(names: Sequence[str]) -> str:
 
 
 def _walk(top: Path, subfolder: str, above: frozenset[tuple[int, int]]) -> Iterator[tuple[str, list[str]]]:
-    """Yield `subfolder` and each folder below it with its files; follow links, but never in a circle."""
+    """Yield `subfolder` and each folder below it with its files; follow links, but not in a circle."""
     here = top / subfolder
     if (inode := _inode(here)) in above:
         return
@@ -344,12 +344,12 @@ def _walk(top: Path, subfolder: str, above: frozenset[tuple[int, int]]) -> Itera
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a regular file, or a broken link, to be reported; opening a pipe would block."""
+    """Whether it is a regular file or a link to one, or a broken link, which is reported; a pipe would block."""
     return entry.is_file(follow_symlinks=False) or (entry.is_symlink() and not os.path.isdir(entry.path))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder or a link to one, and not hidden; a link to itself is not."""
+    """Whether it is a folder or a link to one, and is not hidden."""
     here = entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path))
     return here and not entry.name.startswith(".")
 

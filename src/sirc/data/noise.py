@@ -1,4 +1,4 @@
-"""Noise: the paper's OOD set of Gaussian pixels, made on the fly or written as PNG files."""
+"""Noise: the paper's OOD set of Gaussian pixels, generated when read or written as PNG files."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"  # the last chunk, which a truncate
 def draw_noise(seed: int, index: int) -> npt.NDArray[np.uint8]:
     """Draw image `index`, w × w: s = g², g ~ N(0, 1); w ~ U{2, …, 256}; values ~ N(½, s²), clipped to [0, 1], 8-bit.
 
-    It depends only on `seed` and `index`, so any part of the set can be made anywhere.
+    It depends only on `seed` and `index`, so any process can make any part of the set.
     """
-    # NumPy may change its default generator; this one, and scaling by hand, give the same bits in every version.
+    # NumPy may change its default generator; a named one, and scaling by hand, give the same bits in every version.
     random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, index])))
     std = float(random.standard_normal()) ** 2
     width = int(random.integers(2, 256, endpoint=True))
@@ -57,7 +57,7 @@ class Noise(ImageSet):
         """Make one image."""
         with needing("Noise", "Pillow"):
             from PIL import Image
-        drawn = Image.fromarray(draw_noise(self.seed, self._number(index)))
+        drawn = Image.fromarray(draw_noise(self.seed, self._resolve_index(index)))
         return drawn.resize((self.size, self.size), Image.Resampling.LANCZOS)
 
     def where(self, index: int) -> str:
@@ -72,33 +72,32 @@ class Noise(ImageSet):
 def write_noise(
     folder: PathLike, count: int = COUNT, seed: int = 0, *, progress: Progress = SILENT, overwrite: bool = False
 ) -> int:
-    """Write the images of `Noise(count, seed)` as `images/00000.png` …; return how many were written now.
+    """Write the images of `Noise(count, seed)` as `images/00000.png` …; return the number of files written.
 
     The files are PNG, since JPEG would blur the noise, and have exactly the pixels of `Noise`. Complete images are
-    kept, so an interrupted run continues, and a larger `count` adds to a smaller one. A folder with noise of another
-    seed is refused unless `overwrite`; a folder with other files is always refused.
+    kept, so an interrupted run continues, and a larger `count` adds images. A folder with noise of another seed is
+    refused unless `overwrite`; a folder with other files is always refused.
     """
     noise, folder = Noise(count, seed), Path(folder)
     _claim(folder, {"seed": noise.seed, "size": noise.size, "count": len(noise)}, overwrite)
     files = [folder / "images" / f"{index:05}.png" for index in range(len(noise))]
-    whole = [file.is_file() and file.read_bytes().endswith(_PNG_END) for file in files]
-    todo = [index for index, complete in enumerate(whole) if not complete]
+    todo = [i for i, file in enumerate(files) if not (file.is_file() and file.read_bytes().endswith(_PNG_END))]
     with progress.task("noise", len(noise), done=len(noise) - len(todo)) as task:
         for index in todo:
             image = noise.image(index)
-            # Stronger compression would gain little on noise, and take most of the time.
+            # Stronger compression would gain little on noise and take most of the time.
             atomic_write(files[index], partial(image.save, format="PNG", compress_level=1))
             task.advance()
     return len(todo)
 
 
 def _claim(folder: Path, made: dict[str, int], overwrite: bool) -> None:
-    """Check that the folder is empty or holds this noise, and record what it will hold, before the first image."""
+    """Check that the folder is empty or holds this noise, and record its settings before the first image is written."""
     meta, name = folder / _META, printable(folder)
     if meta.is_file():
         there = read_json(meta)
         count = there.setdefault("count", made["count"])
-        # A larger count only adds images; a smaller one would leave some over.
+        # A larger count only adds images; with a smaller one, some would be left over.
         larger = isinstance(count, int) and count <= made["count"]
         differing = differences(there, {**made, "count": count} if larger else made)
         if differing and not overwrite:

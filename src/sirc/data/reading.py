@@ -1,4 +1,4 @@
-"""Dataset readers: rows in fixed batches, with unreadable items reported; fingerprints of any dataset."""
+"""Dataset readers, which report unreadable items; fingerprints of any dataset."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from torch.utils.data.distributed import DistributedSampler
 from sirc._utils.arrays import bytes_of
 from sirc.errors import ImageError
 
-READ_ERRORS = (ImageError, OSError, SyntaxError, EOFError)  # raised by Pillow for incomplete files
+READ_ERRORS = (ImageError, OSError, SyntaxError, EOFError)  # Pillow raises the last three for incomplete files
 _WORKER_OPTIONS = ("prefetch_factor", "multiprocessing_context", "timeout", "worker_init_fn")
 _SAMPLED = 8  # items that represent a dataset
-_REPEATS = 3  # readings of an item that must agree; two would miss half of all random flips
+_REPEATS = 3  # readings of an item that must agree; with two, half of all random flips would go unnoticed
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class IndexedBatch:
-    """One batch: the dataset indices of its rows, the model's input (None if no row is left), the unreadable items."""
+    """A batch: the dataset indices of its rows, the model's input (None without rows), and the unreadable items."""
 
     index: Sequence[int]
     batch: object
@@ -70,10 +70,10 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[IndexedBatch]:
-        """Read these rows in order; each span starts a new batch, so that all processes make the same batches."""
+        """Read these rows in order. Each span starts a new batch, so any number of processes makes the same batches."""
 
     def first(self, count: int) -> object:
-        """Read the first `count` items, fewer if some are broken; None if none can be read."""
+        """Read the first `count` items, fewer if some are unreadable; None if all items of the dataset are."""
         for start in range(0, len(self), count):
             for got in self.read([range(start, min(start + count, len(self)))], workers=0):
                 if got.batch is not None:
@@ -103,12 +103,12 @@ class DatasetReader(Reader):
     workers: int = 0
     collate: Callable[[list[Any]], object] = default_collate
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of a `DataLoader` that has workers."""
+    """Further arguments of the `DataLoader` if it has workers."""
 
     def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[IndexedBatch]:
         """Read these rows in order, in worker processes if there are any."""
         batches = self.batches(spans)
-        # Starting a process takes longer than most batches, so start none that would get no batch.
+        # Start no process that would get no batch.
         count = min(usable_workers(self.workers if workers is None else workers), len(batches))
         loader = DataLoader(
             _Batches(self.dataset, self.collate),
@@ -117,7 +117,7 @@ class DatasetReader(Reader):
             num_workers=count,
             collate_fn=tuple,  # the batch as it is
             pin_memory=pin,
-            generator=torch.Generator(),  # leaves the caller's random state alone
+            generator=torch.Generator(),  # so that torch's global generator is not used
             **(self.options if count else {}),
         )
         try:
@@ -134,18 +134,18 @@ class DatasetReader(Reader):
 
 
 def is_system_error(error: BaseException) -> bool:
-    """Whether the machine failed and not the image: errors of the system have a number, Pillow's have none."""
+    """Whether the machine failed, not the image: errors of the system have a number, Pillow's have none."""
     return isinstance(error, OSError) and error.errno is not None
 
 
 def usable_workers(wanted: int) -> int:
-    """Limit the number of worker processes to the number of processors, which changes only the speed."""
+    """Limit the number of worker processes to the number of available processors."""
     on_linux = hasattr(os, "sched_getaffinity")
     return min(wanted, len(os.sched_getaffinity(0)) if on_linux else os.cpu_count() or 1)
 
 
 def reader_of(data: object, *, batch_size: int, workers: int) -> DatasetReader | None:
-    """Make the reader of a dataset or loader; None for an iterable that can only be read in order."""
+    """Make the reader of a dataset or loader; None for an iterable without numbered items."""
     if isinstance(data, DataLoader):
         return _reader_of_loader(data)
     if not isinstance(data, Dataset) or isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
@@ -155,8 +155,8 @@ def reader_of(data: object, *, batch_size: int, workers: int) -> DatasetReader |
 
 def _reader_of_loader(loader: DataLoader[Any]) -> DatasetReader | None:
     out_of_order = ValueError(
-        "`data` must come whole and in one fixed order, since row i of the outputs belongs to item i; this DataLoader "
-        "shuffles, or takes a share. Pass the dataset itself, or a DataLoader with `shuffle=False`."
+        "`data` must give all items in a fixed order, since row i of the outputs belongs to item i; this DataLoader "
+        "shuffles, or takes a share of the items. Pass the dataset itself, or a DataLoader with `shuffle=False`."
     )
     if isinstance(loader.sampler, RandomSampler | DistributedSampler):
         raise out_of_order
@@ -178,7 +178,7 @@ def _reader_of_loader(loader: DataLoader[Any]) -> DatasetReader | None:
 @final
 @dataclass(frozen=True)
 class _Batches(Dataset[object]):
-    """The batches of a dataset, by the indices of their rows: the readable items collated, and the others."""
+    """The batches of a dataset, by the indices of their rows: readable items are collated, the others reported."""
 
     dataset: Dataset[Any]
     collate: Callable[[list[Any]], object]
@@ -195,10 +195,7 @@ class _Batches(Dataset[object]):
 
 
 def data_fingerprint(dataset: Dataset[Any]) -> str:
-    """Digest the items of a dataset and their order.
-
-    Image sets of this package have a fingerprint; any other dataset is identified by its length and a few of its items.
-    """
+    """Digest a dataset: an `ImageSet` has a fingerprint, any other is identified by its length and a few items."""
     known = getattr(dataset, "fingerprint", None)
     if isinstance(known, str):
         return known
@@ -214,7 +211,7 @@ def data_fingerprint(dataset: Dataset[Any]) -> str:
 
 
 def check_repeatable(dataset: Dataset[Any]) -> None:
-    """Refuse a dataset that augments at random: outputs belong to the images as they are at test time."""
+    """Refuse a dataset that augments at random: outputs must be those of the images at test time."""
     if not len(dataset):  # type: ignore[arg-type]
         raise ValueError("`data` must hold at least one item; it is empty. Check the path and the split.")
     for index in _sampled(dataset):
@@ -248,4 +245,9 @@ def _as_bytes(item: object) -> bytes:
     if hasattr(item, "__array__") or hasattr(item, "__array_interface__"):  # PIL's images have the second
         array = np.asarray(item)
         return f"{array.dtype}{array.shape}".encode() + array.tobytes()
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(item)).encode()  # which differs between equal objects
+    return without_address(repr(item)).encode()
+
+
+def without_address(description: str) -> str:
+    """Remove the address from the repr of an object, since it differs between processes."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", description)

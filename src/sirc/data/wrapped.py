@@ -1,4 +1,4 @@
-"""Wrapped datasets: torchvision's by name, and map-style ones that a function returns."""
+"""Image sets made of other libraries' datasets: torchvision's by name, or any that a function returns."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _FORMS = 'a benchmark, "folder", "list", `torchvision:NAME` or `package.module:function`'
-_SPLIT_NAMES = {"train": ("train", "train-standard"), "test": ("test", "val")}  # in torchvision's classes
-_UNPICKLING = ("LSUN", "LSUNClass")  # they read a pickled list of their images, which can run code
+_SPLIT_NAMES = {"train": ("train", "train-standard"), "test": ("test", "val")}  # of torchvision's classes
+_UNPICKLING = ("LSUN", "LSUNClass")  # they unpickle a list of their images, which can run code
 _SAMPLED = 16  # images that represent the set in the fingerprint
 
 
@@ -53,11 +53,11 @@ class Wrapped(ImageSet):
         from PIL.Image import Image
 
         try:
-            item = self._dataset[self._number(index)]
+            item = self._dataset[self._resolve_index(index)]
         except READ_ERRORS as error:
             if is_system_error(error):
                 raise
-            raise ImageError(f"{self.where(index)} cannot be read: {error}. Mend or remove it.") from error
+            raise ImageError(f"{self.where(index)} cannot be read: {error}. Repair or remove it.") from error
         image = item[0] if isinstance(item, tuple | list) and item else item
         if not isinstance(image, Image):
             raise ImageError(
@@ -67,7 +67,7 @@ class Wrapped(ImageSet):
         return to_rgb(image)
 
     def where(self, index: int) -> str:
-        """Name the dataset and the number."""
+        """Name one image by its number and the dataset."""
         return f"image {index} of '{self.name}'"
 
     @cached_property
@@ -87,31 +87,31 @@ class Wrapped(ImageSet):
 def torchvision_set(
     kind: str, root: Path, split: str | None, options: Mapping[str, object], *, labelled: bool, split_required: bool
 ) -> Wrapped:
-    """Make a torchvision dataset by its class name; nothing is downloaded unless `options` say `download = true`."""
+    """Make a torchvision dataset by its class name; it is only downloaded if `options` have `download = true`."""
     with needing(f"torchvision:{kind}", "torchvision"):
         from torchvision import datasets
     known = {name: each for name in sorted(datasets.__all__) if inspect.isclass(each := getattr(datasets, name))}
     if kind in _UNPICKLING:
         raise ValueError(
-            f"`dataset` must not unpickle files, as that can run code; torchvision:{kind} does. Write its images as "
+            f"`dataset` must not unpickle files, as that can run code; torchvision:{kind} does. Write its images to "
             'files, and read them as a "folder".'
         )
     if kind not in known:
         raise ValueError(unknown_name("`dataset` after `torchvision:`", kind, list(known)))
     parameters = _parameters(known[kind])
     arguments = {**({"root": str(root)} if "root" in parameters else {}), **options}
-    spellings: list[dict[str, object]] = [{}]
+    splits: list[dict[str, object]] = [{}]
     if split is not None and "train" not in arguments and ("train" in parameters or "split" not in arguments):
         if "train" in parameters:
-            spellings = [{"train": split == "train"}]
+            splits = [{"train": split == "train"}]
         elif "split" in parameters:
-            spellings = [{"split": name} for name in _SPLIT_NAMES[split]]
+            splits = [{"split": name} for name in _SPLIT_NAMES[split]]
         elif split_required:
             raise ValueError(
                 f"`split` must be left out for torchvision:{kind}, which has no train and test parts; got "
-                f"{quoted(split)}. Write a function that cuts it in two, and name that: `package.module:function`."
+                f"{quoted(split)}. Write a function that splits it, and name that: `package.module:function`."
             )
-    dataset = _make(f"torchvision:{kind}", known[kind], arguments, spellings)
+    dataset = _make(f"torchvision:{kind}", known[kind], arguments, splits)
     return Wrapped(dataset, name=kind, source=[f"torchvision:{kind}", split, options], labelled=labelled)
 
 
@@ -121,22 +121,23 @@ def call_function(
     """Call `package.module:function` with `options`, and with `split` and `path` if it takes them."""
     function = import_function(name, _FORMS)
     offered = {"split": split, "path": path}
-    arguments = {key: value for key, value in offered.items() if value is not None and key in _parameters(function)}
-    check_options(name, function, {**arguments, **options})
+    takes = _parameters(function)
+    arguments = {key: value for key, value in offered.items() if value is not None and key in takes} | {**options}
+    check_options(name, function, arguments)
     with current_folder():
-        dataset = _make(name, function, {**arguments, **options})
+        dataset = _make(name, function, arguments)
     if isinstance(dataset, ImageSet):
         return dataset if labelled else dataset.unlabelled()
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ValueError(
-            f"`dataset` must return an `ImageSet` or a map-style dataset with `len` and items by number; {quoted(name)}"
+            f"`dataset` must return an `ImageSet` or a map-style dataset, with `len` and numbered items; {quoted(name)}"
             f" returned {type(dataset).__name__}. Return for example a torchvision dataset without transform."
         )
     return Wrapped(dataset, name=name.partition(":")[2], source=[name, split, options], labelled=labelled)
 
 
 def find_labels(dataset: Any, name: str) -> Tensor:
-    """Get the label of every item, if possible from an attribute of the dataset, so that no image is decoded."""
+    """Get the label of every item, if possible from an attribute of the dataset, since items decode their image."""
     count = len(dataset)
     if count == 0:
         raise ValueError(f"a dataset must have at least one image; '{name}' is empty. Check its path and options.")
@@ -150,7 +151,7 @@ def find_labels(dataset: Any, name: str) -> Tensor:
 
 
 def _agrees(dataset: Any, name: str, index: int, label: int) -> bool:
-    """Check that an item has this label; an item with a broken image passes."""
+    """Whether an item has this label; an item with a broken image passes."""
     try:
         return _label(dataset[index], name, index) == label
     except READ_ERRORS:
@@ -181,14 +182,14 @@ def _label(item: Any, name: str, index: int) -> int:
 
 
 def _make(
-    name: str, make: Callable[..., Any], arguments: Mapping[str, object], spellings: Sequence[dict[str, object]] = ({},)
+    name: str, make: Callable[..., Any], arguments: Mapping[str, object], splits: Sequence[dict[str, object]] = ({},)
 ) -> Any:
-    """Call `make` with the first of the `spellings` of a split that it accepts."""
-    first, *others = spellings
+    """Call `make` with `arguments` and the first of `splits`, keyword arguments for the split, that it accepts."""
+    first, *others = splits
     try:
         return make(**first, **arguments)
     except TypeError as error:
-        if not inspect.isclass(make):  # the function's own
+        if not inspect.isclass(make):  # its options are checked: this is an error inside the user's function
             raise
         raise ValueError(f"`options` must be what `{name}` takes: {error}.") from error
     except ValueError as error:

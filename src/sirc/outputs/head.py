@@ -26,12 +26,12 @@ from sirc.outputs.outputs import Outputs
 
 HEAD_FORMAT = "sirc.Head/1"
 _WEIGHT, _BIAS = "head_weight", "head_bias"
-"""The names of its arrays in a file that also has outputs."""
+"""The names of the head's arrays in a file that also has outputs."""
 _COMPARED = 256  # rows for which W z + b is compared with the logits
 _ALIKE = 0.5  # a lower correlation with the logits means that the head belongs to another model
 _ROUNDED = 1e-5  # relative rounding error of a float32 layer; rows of an untrained network may differ by less
 _CLOSE = 0.05  # relative error that rounding may cause; twice that in bfloat16
-_WELL_CONDITIONED = 1e12  # condition of WWᵀ up to which each refinement step adds at least three digits
+_WELL_CONDITIONED = 1e12  # condition number of WWᵀ up to which each refinement step adds at least three digits
 
 
 @final
@@ -76,8 +76,7 @@ class Head:
             check_floating("bias", b)
             check_finite("bias", b)
         check_type("name", name, str, "a layer's path, as text")
-        for field, value in (("weight", W), ("bias", b), ("name", name)):
-            object.__setattr__(self, field, value)
+        vars(self).update(weight=W, bias=b, name=name)
 
     @property
     def num_classes(self) -> int:
@@ -94,24 +93,24 @@ class Head:
         """The origin u = −W⁺ b, in float64: the point of feature space where the logits vanish."""
         if self.bias is None:
             return torch.zeros(self.num_features, dtype=torch.float64, device=self.weight.device)
-        # Singular values that rounding alone explains count as zero, and it was the given dtype that rounded.
-        # Half precision is rounded once, after training in a wider one: eps·max(K, L) would leave nothing.
+        # Singular values that the rounding of the given dtype explains count as zero. A half-precision weight was
+        # rounded once, after training in a wider type: eps·max(K, L) of its own type would leave no singular value.
         wide = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
         rtol = max(torch.finfo(self.weight.dtype).eps, max(self.weight.shape) * torch.finfo(wide).eps)
         return -_least_norm(self.weight.double(), self.bias.double(), rtol)
 
     def check(self, outputs: Outputs) -> None:
-        """Compare W z + b with the logits of some rows: raise if they are unrelated, warn if they are only close.
+        """Compare W z + b with the logits of some rows: raise if they are unrelated, warn if they are only similar.
 
-        A constant added to all logits of a row does not count, since it changes no prediction.
+        A constant added to all logits of a row is ignored, since it changes no prediction.
         """
         if outputs.features is None or not len(outputs):
             return
-        mapped = (self.num_features, self.num_classes)
-        if (outputs.num_features, outputs.num_classes) != mapped:
+        if (outputs.num_features, outputs.num_classes) != (self.num_features, self.num_classes):
             raise ValueError(
-                f"`head` must map the features to the logits; it maps {mapped[0]} features to {mapped[1]} logits, the "
-                f"data have {outputs.num_features} and {outputs.num_classes}. Is it the head of this model?"
+                f"`head` must map the features to the logits; it maps {self.num_features} features to "
+                f"{self.num_classes} logits, the data have {outputs.num_features} and {outputs.num_classes}. Is it the "
+                "head of this model?"
             )
         some = slice(None, None, 1 + len(outputs) // _COMPARED)
         made = outputs.features[some].double() @ self.weight.to(outputs.device).double().T
@@ -121,18 +120,18 @@ class Head:
             return
         off = float((made - given).norm() / given.norm())
         differ = f"W z + b is off by {100 * off:.3g}% of the logits' size"
-        # Subtract what all rows share, such as a bias: any head of these classes would have it.
+        # Subtract the mean row: heads of other models may have it too.
         made, given = (x - x.mean(0) for x in (made, given))
         if off > _ROUNDED and float((made * given).sum()) < _ALIKE * float(made.norm() * given.norm()):
             raise ValueError(
                 f"`head` must give the logits from the features, W z + b; on these rows {differ}. Pass the weight and "
-                "bias of the layer that made these logits, and the features that it saw."
+                "bias of the layer that made these logits, and the features that were its input."
             )
         half = torch.bfloat16 in (outputs.dtype, outputs.features.dtype, self.weight.dtype)
         if off > (2 * _CLOSE if half else _CLOSE):
             warn(
-                f"`head` should give the logits from the features, and {differ}. Scores that read it are off too, "
-                "unless the logits were scaled on purpose.",
+                f"`head` should give the logits from the features, but {differ}. Scores that use it are off too, "
+                "unless the logits were scaled on purpose."
             )
 
     def to(self, device: torch.device | str) -> "Head":
@@ -145,10 +144,7 @@ class Head:
         return {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
 
     def save(self, path: PathLike, *, model: str = "", overwrite: bool = False) -> None:
-        """Write a `.safetensors` file, with the fingerprint of its `model`, or a `.npz` file with the arrays alone.
-
-        `sirc evaluate --head` reads both.
-        """
+        """Write a `.safetensors` file with the fingerprint of its `model`, or a `.npz` file of the arrays alone."""
         if is_npz(path, "a head"):
             write_npz(path, self._tensors(), overwrite=overwrite)
         else:
@@ -168,14 +164,14 @@ class Head:
 
 
 def read_head(path: PathLike, *, required: bool = False) -> Head | None:
-    """Read a head from a file of its own, or from one with outputs; None if it has none and none is `required`."""
+    """Read a head from its own file or from one with outputs; without a head, return None unless it is `required`."""
     as_npz = is_npz(path, "a head")
     tensors, metadata = ({}, {}) if as_npz else read_safetensors(path, foreign=True)
     names = array_names(path) if as_npz else set(tensors)
     weight, bias = (_WEIGHT, _BIAS) if _WEIGHT in names or "logits" in names else ("weight", "bias")
     if weight not in names and required:
         raise StoreError(
-            f"'{path}' must hold `{weight}` (and `{bias}`), the last layer's; it has {listed_arrays(names)}. Rename "
+            f"'{path}' must hold `{weight}` (and `{bias}`) of the last layer; it has {listed_arrays(names)}. Rename "
             "the arrays, or pass them: `sirc.Head(weight, bias)`."
         )
     if weight not in names:
@@ -192,15 +188,15 @@ def _between_classes(logits: Tensor) -> Tensor:
 
 
 def _least_norm(W: Tensor, b: Tensor, rtol: float) -> Tensor:
-    """Compute W⁺ b; singular values up to `rtol` times the largest count as zero.
+    """Compute W⁺ b, where singular values up to `rtol` times the largest count as zero.
 
-    If all are far larger, the Cholesky factor of the smaller of WWᵀ and WᵀW takes a fraction of the time of a singular
-    value decomposition. Repeating the solution with the remainder of b makes up for the squared condition number.
+    If all are far larger, a Cholesky factor of the smaller of WWᵀ and WᵀW is much quicker than a singular value
+    decomposition. It squares the condition number; iterative refinement makes up for that.
     """
     wide = W.shape[0] <= W.shape[1]
     gram = W @ W.T if wide else W.T @ W
     factor, failed = torch.linalg.cholesky_ex(gram)
-    # Frobenius norms bound the eigenvalues: the condition is no worse than their product.
+    # Frobenius norms bound the eigenvalues, so their product bounds the condition number.
     condition = float(gram.norm() * torch.cholesky_inverse(factor).norm()) if not int(failed) else torch.inf
     if not condition < min(_WELL_CONDITIONED, rtol**-2):
         if W.device.type == "cpu":

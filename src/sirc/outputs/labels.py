@@ -1,4 +1,4 @@
-"""Labels: from the numbers or names that a dataset uses to columns of the logits."""
+"""Labels: conversion of a dataset's class numbers or names to columns of the logits."""
 
 from typing import Any, TypeAlias
 
@@ -24,8 +24,8 @@ def as_columns(labels: ArrayLike, logits: Tensor, classes: ArrayLike | None = No
         columns = torch.from_numpy(_look_up(columns, _names("classes", classes), logits.shape[1]))
     if not isinstance(columns, Tensor):
         raise ValueError(
-            "`labels` must be integers; got strings. Number them as the logits are, or pass the string of each logit "
-            "as `Outputs(..., classes=…)`."
+            "`labels` must be integers; got strings. Number them as the logits are, or pass the name of each logit's "
+            "class: `Outputs(..., classes=…)`."
         )
     check_same_length("labels", columns, "logits", logits)
     columns = columns.to(device=logits.device, dtype=torch.int64)
@@ -62,7 +62,7 @@ def _look_up(names: _Names, class_names: _Names, num_classes: int) -> npt.NDArra
 
 
 def _names(name: str, value: ArrayLike) -> _Names:
-    """Convert numbers to a tensor, and strings, which torch does not have, to a NumPy array."""
+    """Convert numbers to a tensor; convert strings, which torch cannot hold, to a NumPy array."""
     in_list = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], str)
     in_frame = hasattr(value, "__array__") and not hasattr(value, "__dlpack__")  # pandas
     if in_list or in_frame or isinstance(value, np.ndarray):

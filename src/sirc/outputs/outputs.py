@@ -22,18 +22,19 @@ from sirc._utils.checks import (
     dtype_name,
 )
 from sirc._utils.files import PathLike, is_npz, read_npz, read_safetensors, require_array, write_npz, write_safetensors
+from sirc._utils.text import quoted
 from sirc.errors import StoreError
 from sirc.outputs.labels import as_columns
 
 _FIELDS = ("logits", "features", "labels")
 _FORMAT = "sirc.Outputs/1"
-_LOOKED_AT, _ENOUGH = 256, 8  # rows that are tested for probabilities, and the fewest that suffice
-_NEAR = 0.05  # relative error of the sum of a row of rounded probabilities
+_MOST_TESTED, _FEWEST_TESTED = 256, 8  # rows that are tested for probabilities; with fewer, chance may explain them
+_ROUNDING = 0.05  # relative error of the sum of a row of rounded probabilities
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The sizes and types that all parts of one dataset must share."""
+    """The sizes and types of outputs; all parts of a dataset have the same."""
 
     num_classes: int
     num_features: int | None
@@ -111,18 +112,19 @@ class Outputs:
 
     @classmethod
     def of(cls, batch: object) -> "Outputs":
-        """Make an `Outputs` of a batch: an `Outputs`, a dict with its fields, or (logits[, features[, labels]])."""
+        """Convert a batch: an `Outputs`, a dict with its fields, or (logits[, features[, labels]])."""
         if isinstance(batch, Outputs):
             return batch
         if isinstance(batch, Mapping) and "logits" in batch and set(batch) <= set(_FIELDS):
             return cls(**batch)
         if isinstance(batch, list | tuple) and 1 <= len(batch) <= len(_FIELDS):
             return cls(*batch)
-        got = f" of {len(batch)} items" if isinstance(batch, list | tuple) else ""
-        got = f" of {', '.join(map(repr, batch)) or 'no keys'}" if isinstance(batch, Mapping) else got
+        got = type(batch).__name__
+        if isinstance(batch, list | tuple | Mapping):
+            got += f" of {quoted(list(batch)) if isinstance(batch, Mapping) else f'{len(batch)} items'}"
         raise ValueError(
             "a batch must be an `Outputs`, a dict with `logits` and perhaps `features` and `labels`, or (logits[, "
-            f"features[, labels]]); got a {type(batch).__name__}{got}. Wrap it: `Outputs(logits, features, labels)`."
+            f"features[, labels]]); got a {got}. Wrap it: `Outputs(logits, features, labels)`."
         )
 
     @classmethod
@@ -132,13 +134,13 @@ class Outputs:
         for number, part in enumerate(parts):
             check_type(f"parts[{number}]", part, Outputs, "an `Outputs`")
         if len(parts) == 0:
-            raise ValueError("`cat` must get at least one `Outputs`; got none. Check that the source has batches.")
+            raise ValueError("`cat` must get at least one `Outputs`; got none. Check that there are batches.")
         first, *others = parts
         for number, other in enumerate(others, start=1):
             if differing := differences(vars(first.layout), vars(other.layout)):
                 raise ValueError(
-                    f"the parts of `cat` must be alike; part {number} is not like part 0: {differing}. "
-                    "Convert with `.to(dtype=…)`, or drop what only some have."
+                    f"the parts of `cat` must have the same sizes and types; part {number} differs from part 0: "
+                    f"{differing}. Convert with `.to(dtype=…)`, or drop what only some have."
                 )
         if not others:
             return first
@@ -159,7 +161,7 @@ class Outputs:
 
     @property
     def correct(self) -> Tensor:
-        """Whether each prediction equals the label; an error without labels.
+        """Whether each prediction equals its label; a `ValueError` if there are no labels.
 
         Example:
             >>> import sirc
@@ -195,12 +197,12 @@ class Outputs:
 
     @property
     def layout(self) -> "Layout":
-        """The sizes and types that another `Outputs` of the same dataset must share."""
+        """The sizes and types, which another `Outputs` of the same dataset must share."""
         features_dtype = None if self.features is None else self.features.dtype
         return Layout(self.num_classes, self.num_features, self.labels is not None, self.dtype, features_dtype)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Outputs":
-        """Move to a device, or convert logits and features to a dtype; labels stay int64. May return self.
+        """Move to a device, or convert logits and features to a dtype; labels stay int64. No change returns self.
 
         Example:
             >>> import sirc, torch
@@ -229,7 +231,7 @@ class Outputs:
         return self._trusted(**{field: x[index] for field, x in self._tensors().items()})
 
     def batches(self, batch_size: int) -> "Iterator[Outputs]":
-        """Iterate over views of at most `batch_size` rows each, in order."""
+        """Iterate in order over views of at most `batch_size` rows."""
         size = check_positive("batch_size", batch_size)
         return (self[start : start + size] for start in range(0, len(self), size))
 
@@ -246,7 +248,7 @@ class Outputs:
         """
         as_npz = is_npz(path, "outputs", "For many shards in a folder, use `sirc.OutputStore`.")
         if len(self) == 0:
-            raise ValueError("outputs must have at least one row to be saved; got an empty selection. Select some.")
+            raise ValueError("outputs must have at least one row to be saved; got none. Select some rows.")
         if as_npz:
             write_npz(path, self._tensors(), overwrite=overwrite)
         else:
@@ -256,7 +258,7 @@ class Outputs:
     def load(cls, path: PathLike, *, device: torch.device | str = "cpu") -> "Outputs":
         """Read what `save` wrote, or any `.npz` or `.safetensors` file with an array named `logits`.
 
-        Everything is validated again. A `.safetensors` file is memory-mapped, and its checksum, if any, is compared.
+        The arrays are validated again. A `.safetensors` file is memory-mapped, and its checksum, if any, is compared.
 
         Example:
             >>> import sirc, tempfile
@@ -288,15 +290,14 @@ def _refuse_probabilities(logits: Tensor) -> None:
 
     A few rows of logits may look like probabilities by chance, and one-hot rows are allowed.
     """
-    some = logits[:: 1 + len(logits) // _LOOKED_AT].double()
-    if len(some) < _ENOUGH or bool((some < 0).any()):
+    some = logits[:: 1 + len(logits) // _MOST_TESTED].double()
+    if len(some) < _FEWEST_TESTED or (some < 0).any():
         return
-    for whole in (1, 100):  # as a table may have them: rounded, or in percent
-        looks = ((some.sum(-1) - whole).abs() <= _NEAR * whole).all()
-        if bool(looks) and bool((some.amax(-1) < whole).any()):
+    for whole in (1, 100):  # a table may have rounded probabilities, or percentages
+        sums_agree = ((some.sum(-1) - whole).abs() <= _ROUNDING * whole).all()
+        if sums_agree and (some.amax(-1) < whole).any():
             percentages = "" if whole == 1 else ", in percent"
             raise ValueError(
-                f"`logits` must be what the softmax is applied to; got probabilities{percentages}: rows ≥ 0 that sum "
-                f"to {whole}. Pass the output of the layer before the softmax, or the logarithm of the probabilities, "
-                "as log_softmax gives it."
+                f"`logits` must be the input of the softmax; got probabilities{percentages}: rows ≥ 0 that sum to "
+                f"{whole}. Pass the output of the layer before the softmax, or the logarithm of the probabilities."
             )

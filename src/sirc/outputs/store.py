@@ -31,10 +31,9 @@ from sirc.outputs.outputs import Layout, Outputs
 
 Overwrite: TypeAlias = bool | Literal["unfinished"]
 STORE_FILE = "meta.json"
-"""The file that every store has, and nothing else."""
+"""The file that tells a store from other folders."""
 _FORMAT, _VERSION = "sirc.OutputStore", 2
-_OTHER = {"model": "another model", "data": "other data (or preprocessing)"}
-_SHARD_FILES = re.compile(r"shard-\d{5,}\.safetensors|\.shard-.*\.(tmp|parts)")  # what killed writers left too
+_SHARD_FILES = re.compile(r"shard-\d{5,}\.safetensors|\.shard-.*\.(tmp|parts)")  # also what killed writers left
 
 
 @final
@@ -45,8 +44,8 @@ class OutputStore:
     `sirc.extract` does all of this. An item whose image cannot be read has no row: `size` counts items, `len` counts
     rows, `skipped` lists the items without a row, and `index(i)` gives the item of each row of shard i.
 
-    `meta.json` is never rewritten; all else is read from the shards. So no two processes change the same file, and
-    writers need no lock. Each shard carries a checksum, which is compared when this object first reads the shard.
+    `meta.json` is written once, and each shard by one process, so writers need no lock. Each shard has a checksum,
+    which is compared when this object first reads the shard.
 
     Example:
         >>> import sirc, tempfile
@@ -64,9 +63,9 @@ class OutputStore:
         self._verified: set[int] = set()
         self._skipped: dict[int, list[int]] = {}
         self.model, self.data, self.how = meta.model, meta.data, meta.how
-        """Fingerprints of the model and of the dataset with its preprocessing, and what else decides the outputs."""
+        """Fingerprints of the model and of the dataset with its preprocessing, and other settings of the extraction."""
         self.size, self.shard_size, self.num_shards = meta.size, meta.shard_size, -(-meta.size // meta.shard_size)
-        """The number of dataset items (`len` leaves out skipped ones), of items in a shard, and of shards."""
+        """The number of dataset items (also those without a row), of items in a shard, and of shards."""
 
     @classmethod
     def create(
@@ -82,36 +81,37 @@ class OutputStore:
     ) -> "OutputStore":
         """Make a store for `size` items, or open an existing one that was made with the same settings.
 
-        `model` is a fingerprint of what computes the outputs, `data` one of its input, and `how` states the other
-        settings that matter, such as the layer and the precision. `overwrite=True` deletes the shards of an existing
-        store; "unfinished" only if it was made with other settings and is incomplete. With several processes, one must
-        do this before the others start.
+        `model` is a fingerprint of the network, `data` one of its input, and `how` states the other settings that
+        matter, such as the layer and the precision. `overwrite=True` deletes the shards of an existing store;
+        "unfinished" does so only if the store is incomplete and was made with other settings. With several processes,
+        one must call this before the others start.
         """
         path = check_path("path", path)
         meta = _Meta(size, shard_size, model, data, how)
-        # The listing comes first: whoever wrote a shard that is in it had written the meta.json before.
-        names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
+        # Look here first: if another process is making this store, its meta.json exists before any shard.
+        occupied = path.is_file() or any(path.glob("[!.]*"))
         if (path / STORE_FILE).exists():
             if overwrite is not True:
                 store = cls(path)
-                if not (differing := store._meta.differences(meta)):
+                if not (differing := differences(asdict(store._meta), asdict(meta))):
                     return store
                 if not overwrite or store.complete:
                     raise StoreError(
-                        f"'{path}' is another store: {differing}. Choose another folder or delete this one, or pass "
-                        "`create(…, overwrite=True)` to delete its shards."
+                        f"'{path}' is another store, with other settings: {differing}. `model` and `data` are "
+                        "fingerprints of the network and of the prepared images. Choose another folder or delete this "
+                        "one, or pass `create(…, overwrite=True)` to delete its shards."
                     )
-            # Shards before meta.json: killed in between, this leaves an incomplete store and no orphans.
+            # Delete shards before meta.json changes: a kill in between leaves an incomplete store, not orphans.
             cls.clear(path)
-        elif any(not name.startswith(".") for name in names) or path.is_file():
-            raise StoreError(f"a store must have a folder of its own; '{path}' is something else. Choose another path.")
+        elif occupied:
+            raise StoreError(f"a store must have a folder of its own; '{path}' has other content. Choose another path.")
         text = json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(meta)}, indent=1)
         atomic_write(path / STORE_FILE, lambda file: file.write(text.encode()))
         return cls(path)
 
     @staticmethod
     def clear(path: PathLike) -> None:
-        """Delete the shards of a store, also the unfinished ones; do nothing if there is no store."""
+        """Delete all shards of a store, finished or not; do nothing if there is no store."""
         if not (Path(path) / STORE_FILE).exists():
             return
         for file in Path(path).glob("*shard-*"):
@@ -131,11 +131,11 @@ class OutputStore:
         how: str | None = None,
         overwrite: bool = False,
     ) -> "OutputStore":
-        """Write an `Outputs`, or batches of any length (what `Outputs.of` takes), as a new store.
+        """Write an `Outputs`, or batches of any length (whatever `Outputs.of` takes), as a new store.
 
-        `size`, the total number of rows, is needed only for an iterable without a length. A store may be given to
-        change its `shard_size`: it keeps its items, also those without a row, and its `model`, `data` and `how` unless
-        others are given.
+        `size`, the total number of rows, is needed only for an iterable without a length. Pass a store to change its
+        `shard_size`: the new store has the same items without a row, and the same `model`, `data` and `how` unless you
+        give others.
         """
         path = check_path("path", path)
         if (path / STORE_FILE).exists():
@@ -162,8 +162,8 @@ class OutputStore:
                 raise ValueError("`source` must have at least one row; got none. Check that it has batches.")
         if size is None:
             raise ValueError(
-                "`size` must be given for batches that come one by one, as it is fixed when a store is made. "
-                "Pass the number of rows in all, or a list of batches."
+                "`size` must be given for batches that come one by one, since a store needs its size first. "
+                "Pass the total number of rows, or a list of batches."
             )
         store = cls.create(path, size, shard_size=shard_size, model=model, data=data, how=how, overwrite=overwrite)
         store._fill(map(Outputs.of, source), skipped, empty)
@@ -182,7 +182,7 @@ class OutputStore:
 
     @property
     def skipped(self) -> list[int]:
-        """The dataset items without a row, in the shards written so far; each header is read once."""
+        """The dataset items without a row in the shards written so far; the header of each shard is read once."""
         shards = sorted(self._skipped) if len(self._skipped) == self.num_shards else self._present
         return [item for i in shards for item in self._skipped_of(i)]
 
@@ -217,18 +217,17 @@ class OutputStore:
 
     def check_model(self, fingerprint: str) -> None:
         """Refuse a store that another model wrote; one without a fingerprint passes."""
-        self._check_source("model", fingerprint)
+        self._check_fingerprint("another model", self.model, fingerprint)
 
     def check_data(self, fingerprint: str) -> None:
         """Refuse a store of other data or preprocessing; one without a fingerprint passes."""
-        self._check_source("data", fingerprint)
+        self._check_fingerprint("other data (or preprocessing)", self.data, fingerprint)
 
-    def _check_source(self, name: str, fingerprint: str) -> None:
-        written = getattr(self, name)
-        if written not in (None, fingerprint):
+    def _check_fingerprint(self, other: str, written: str | None, given: str) -> None:
+        if written not in (None, given):
             raise StoreError(
-                f"'{self.path}' is a store from {_OTHER[name]}: it has {quoted(written)}, this one is "
-                f"{quoted(fingerprint)}. Extract again, into another folder or after deleting this one."
+                f"'{self.path}' is a store from {other}: it has {quoted(written)}, this one is {quoted(given)}. "
+                "Extract again, into another folder or after deleting this one."
             )
 
     def write(self, i: int, outputs: Outputs, skipped: Iterable[SupportsIndex] = ()) -> None:
@@ -239,17 +238,17 @@ class OutputStore:
         """
         self._check_number(i)
         items, no_row = self.items(i), sorted(map(operator.index, skipped))
-        outside = [item for item in no_row if item not in items]
-        if outside or len(set(no_row)) != len(no_row):
+        span = f"{items.start}…{items.stop - 1}"
+        if no_row != sorted(set(no_row).intersection(items)):
             raise ValueError(
-                f"`skipped` must be different dataset items of shard {i}, {items.start}…{items.stop - 1}; got "
-                f"{outside[0] if outside else 'one of them twice'}. Count from the start of the dataset."
+                f"`skipped` must be different dataset items of shard {i}, {span}; got {quoted(no_row)}. Count from the "
+                "start of the dataset."
             )
         if len(outputs) + len(no_row) != len(items):
             raise ValueError(
-                f"shard {i} must have {len(items)} rows{f' less the {len(no_row)} skipped' if no_row else ''}, those "
-                f"of dataset rows {items.start}…{items.stop - 1}; got {len(outputs)}. Name items without a row with "
-                "`skipped=`; use `OutputStore.from_outputs` for batches of other lengths."
+                f"shard {i} must have one row for each of the dataset items {span} that is not skipped, "
+                f"{len(items) - len(no_row)} rows; got {len(outputs)}. Name items without a row in `skipped`; use "
+                "`OutputStore.from_outputs` for batches of other lengths."
             )
         if self._layout is not None or self._present:
             self._check_layout(f"shard {i}", outputs.layout)
@@ -261,7 +260,7 @@ class OutputStore:
         self.parts(i).remove()
 
     def parts(self, i: int) -> Parts:
-        """The rows that its writer has kept of an unfinished shard `i`."""
+        """The rows of an unfinished shard `i` that its writer has saved."""
         return Parts(self.path / f".shard-{i:05}.parts", self._place(i))
 
     def shard(self, i: int) -> Outputs:
@@ -275,7 +274,7 @@ class OutputStore:
             raise damaged(self.shard_path(i), why)
         shard = Outputs._trusted(**tensors)
         self._layout = self._layout or shard.layout
-        self._check_layout(f"'{self.shard_path(i)}'", shard.layout)  # racing writers may have disagreed
+        self._check_layout(f"'{self.shard_path(i)}'", shard.layout)  # processes that wrote at once may disagree
         self._verified.add(i)
         self._skipped[i] = skipped
         return shard
@@ -291,8 +290,7 @@ class OutputStore:
         return torch.tensor(rows, dtype=torch.int64, device="cpu")
 
     def __len__(self) -> int:
-        # Every item of a shard that is not written yet counts.
-        return self.size - len(self.skipped)
+        return self.size - len(self.skipped)  # all items of a missing shard count
 
     def __iter__(self) -> Iterator[Outputs]:
         return self.batches(self.shard_size)
@@ -300,7 +298,7 @@ class OutputStore:
     def batches(self, batch_size: int) -> Iterator[Outputs]:
         """Iterate over all rows, in order, as memory-mapped views of at most `batch_size` rows.
 
-        A batch never spans two shards, so the last one of each shard may be shorter. A shard is mapped into memory only
+        A batch never spans two shards, so the last batch of a shard may be shorter. A shard is mapped into memory only
         while its batches are in use.
         """
         size = check_positive("batch_size", batch_size)
@@ -321,7 +319,7 @@ class OutputStore:
         first = self.shard(0)
         if self.num_shards == 1:
             return first.to(device)
-        # Shard by shard, so that no row is in memory twice.
+        # Copy shard by shard, so that no row is in memory twice.
         whole = {
             field: torch.empty((len(self), *x.shape[1:]), dtype=x.dtype, device=device)
             for field, x in first._tensors().items()
@@ -349,20 +347,20 @@ class OutputStore:
 
     def digest(self, shards: range | None = None) -> str:
         """Digest the checksums of these shards, by default all; quick, since only headers are read."""
-        places = map(self.shard_path, range(self.num_shards) if shards is None else shards)
-        checksums = "".join(str(read_checksum(place)) for place in places)
+        numbers = range(self.num_shards) if shards is None else shards
+        checksums = "".join(str(read_checksum(self.shard_path(i))) for i in numbers)
         return hashlib.sha256(checksums.encode()).hexdigest()[:32]
 
     def __repr__(self) -> str:
         try:
             skipped = len(self.skipped)
-        except (StoreError, OSError):  # a damaged shard is for those who read it
+        except (StoreError, OSError):  # whoever reads a damaged shard gets the error
             skipped = 0
         rows = f"{self.size - skipped} of {self.size} rows" if skipped else f"{self.size} rows"
         return f"OutputStore('{self.path}', {rows}, {len(self._present)} of {self.num_shards} shards)"
 
     def require_complete(self) -> None:
-        """Refuse a store with shards missing, and say which."""
+        """Raise a `StoreError` that lists the missing shards, if there are any."""
         if missing := self.missing:
             listed = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
             raise StoreError(
@@ -379,7 +377,7 @@ class OutputStore:
         return sorted({*range(self.num_shards)}.difference(self.missing))
 
     def _place(self, i: int) -> dict[str, str]:
-        """The metadata that ties shard `i` to this store, so that a shard copied from elsewhere is refused."""
+        """The metadata of shard `i`, by which a shard copied from elsewhere is noticed."""
         settings = {key: str(value) for key, value in asdict(self._meta).items()}
         return {"format": f"{_FORMAT}/{_VERSION}", "shard": str(i), **settings}
 
@@ -390,7 +388,7 @@ class OutputStore:
         return self._skipped[i]
 
     def _fill(self, batches: Iterator[Outputs], skipped: Sequence[int], empty: Outputs | None) -> None:
-        """Write all shards from batches, which have the rows of all items but those `skipped`, in order.
+        """Write all shards from batches of the rows, in order, of all items that are not `skipped`.
 
         `empty` is a selection without rows, for shards in which every item is skipped.
         """
@@ -401,13 +399,13 @@ class OutputStore:
             last = i == self.num_shards - 1
             parts = [] if rest is None else [rest]
             rows = sum(map(len, parts))
-            # The last shard asks for one row more than it holds, to notice rows that are left over.
+            # Ask for one row more than the last shard holds, to notice rows that are left over.
             while rows < wanted + last and (batch := next(batches, None)) is not None:
                 parts.append(batch)
                 rows += len(batch)
             if rows < wanted or (last and rows > wanted):
                 raise ValueError(
-                    f"`size` must be the number of rows in all; got {self.size}, but the batches have "
+                    f"`size` must be the total number of rows; got {self.size}, and the batches have "
                     f"{'at least ' if rows > wanted else ''}{written + rows}. Pass that, and `overwrite=True`."
                 )
             joined = Outputs.cat([part for part in parts if len(part)] or parts[:1])
@@ -428,11 +426,11 @@ class OutputStore:
         if differing := differences(vars(self.layout), vars(layout)):
             raise StoreError(
                 f"all shards of '{self.path}' must be alike; {what} is not: {differing}. "
-                "Write it as the others are, or delete the folder and start anew."
+                "Write it like the others, or delete the folder and start again."
             )
 
     def _check_metadata(self, i: int, metadata: Mapping[str, str]) -> list[int]:
-        """Require that a shard was written for this place; return the items that it skips."""
+        """Require the metadata of `_place`, and return the items without a row."""
         expected = self._place(i)
         if differing := differences(expected, {key: metadata.get(key) for key in expected}):
             raise damaged(self.shard_path(i), f"it was written for another place: {differing}")
@@ -442,14 +440,14 @@ class OutputStore:
             no_row = [int(number) for number in text.split(",")] if text else []
         except ValueError:
             no_row = [-1]
-        if not set(no_row) <= set(self.items(i)) or no_row != sorted(set(no_row)):
+        if no_row != sorted(set(no_row).intersection(self.items(i))):
             raise damaged(self.shard_path(i), f"it gives the items it skips as {quoted(text)}")
         return no_row
 
 
 @dataclass(frozen=True)
 class _Meta:
-    """The content of meta.json, written once, so that processes that share a store cannot disagree on it."""
+    """The content of meta.json, which never changes, so that processes that share a store cannot disagree on it."""
 
     size: int
     shard_size: int
@@ -463,23 +461,11 @@ class _Meta:
         for name in ("model", "data", "how"):
             value = getattr(self, name)
             if not (value is None or isinstance(value, str)):
-                raise ValueError(f"`{name}` must be a string that names the {name}, or None; got {quoted(value)}.")
-
-    def differences(self, other: "_Meta") -> str:
-        """Say what differs; empty if nothing does."""
-        mine, theirs = asdict(self), asdict(other)
-        parts = []
-        for name, whose in _OTHER.items():
-            written, given = mine.pop(name), theirs.pop(name)
-            if written != given:
-                parts.append(f"it belongs to {whose}: it has {quoted(written)}, this one is {quoted(given)}")
-        if settings := differences(mine, theirs):
-            parts.append(f"it has other settings: {settings}")
-        return "; ".join(parts)
+                raise ValueError(f"`{name}` must be a string, or None; got {quoted(value)}.")
 
     @classmethod
     def read(cls, folder: Path) -> "_Meta":
-        """Read meta.json; a `StoreError` if a store did not write it."""
+        """Read meta.json; raise a `StoreError` if it is missing, damaged or of another format."""
         file = folder / STORE_FILE
         try:
             meta = json.loads(file.read_bytes())

@@ -1,4 +1,4 @@
-"""The paper's benchmarks: name, source and size of each image set, and its layout on disk."""
+"""The paper's benchmarks: the name, source and size of each image set, and its layout on disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from sirc._utils.imports import needing
 from sirc._utils.text import closest, quoted
 from sirc.data.base import SPLITS
 from sirc.data.decode import printable
-from sirc.data.folder import FileSet, file_list, image_folder
 
 if TYPE_CHECKING:
     from sirc.data.preprocess import Interpolation
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Split:
-    """One part of a benchmark: the possible names of its folder, and the number of its images (None: unknown)."""
+    """One part of a benchmark: the possible names of its folder, and the number of its images if it is known."""
 
     name: Literal["train", "test"]
     folders: tuple[str, ...]
@@ -35,9 +34,9 @@ class Benchmark:
     """One of the paper's image sets.
 
     `folder` is its folder below the data root. ID sets have one folder per class. `lists` are the possible names of a
-    file in `folder` that lists the images to use. `overlaps` are the ID sets that share classes with this OOD set, and
-    are therefore evaluated without it. `scaled` is the interpolation that resizes small images straight to the
-    network's size.
+    file in `folder` that lists the images to use. `overlaps` names the ID sets that share classes with this OOD set,
+    and are therefore evaluated without it. `scaled` is the interpolation for small images, which are resized to the
+    network's size without cropping.
     """
 
     key: str
@@ -56,7 +55,7 @@ class Benchmark:
     note: str = ""
 
     def split(self, name: str | None) -> Split:
-        """Get a part by its name; the error says which parts there are."""
+        """Get a part by its name; the error for another name lists the parts."""
         for part in self.splits:
             if part.name == name:
                 return part
@@ -66,7 +65,7 @@ class Benchmark:
     @property
     def how_to_get(self) -> str:
         """How to get its files, for error messages: the command, and the address of its source."""
-        from sirc.data.catalogue.public import public_datasets  # imports this module
+        from sirc.data.catalogue.public import public_datasets  # here, since it imports this module
 
         if all(known.name != self.key for known in public_datasets()):
             return f"Get it from {self.source}"
@@ -109,7 +108,7 @@ def benchmark(name: str) -> Benchmark:
 
 
 def find_benchmark(what: str, name: str, others: Sequence[str] = ()) -> Benchmark:
-    """Find a benchmark; the error calls the argument `what`, and lists `others` among the valid names."""
+    """Find a benchmark; the error calls the argument `what`, and lists `others` as valid names too."""
     for known in benchmarks():
         if str(name).strip().lower() in (known.key, known.title.lower()):
             return known
@@ -117,7 +116,7 @@ def find_benchmark(what: str, name: str, others: Sequence[str] = ()) -> Benchmar
 
 
 def ood_sets(id_name: str) -> tuple[Benchmark, ...]:
-    """List the OOD sets of an ID set, in the order of the paper's columns, without those that share its classes."""
+    """List the OOD sets for an ID set, in the order of the paper's columns, without those that share its classes."""
     chosen = benchmark(id_name)
     if chosen.role != "ID":
         known = ", ".join(one.key for one in benchmarks() if one.role == "ID")
@@ -126,7 +125,7 @@ def ood_sets(id_name: str) -> tuple[Benchmark, ...]:
 
 
 def unknown_name(what: str, name: str, known: Sequence[str]) -> str:
-    """Word the error for an unknown name: the known ones, and the closest."""
+    """Write the error message for an unknown name, with the known ones and the closest."""
     return f"{what} must be one of {', '.join(known)}; got {quoted(name)}.{closest(name, known)}"
 
 
@@ -141,79 +140,38 @@ def find_list(path: Path, benchmark: Benchmark) -> Path | None:
 
 
 def has_archives(path: Path, benchmark: Benchmark, split: Split) -> bool:
-    """Check for the archives from which torchvision can unpack this part of ImageNet-1k."""
+    """Whether `path` has the archives from which torchvision can unpack this part of ImageNet-1k."""
     if benchmark.key != "imagenet1k" or not (path / TARS[split.name]).is_file():
         return False
     return (path / DEVKIT).is_file() or (path / "meta.bin").is_file()
 
 
 def unfinished_unpacking(path: Path, split: Split) -> str | None:
-    """Describe an unfinished unpacking of this part: its folder looks complete, but is not."""
+    """Describe an unfinished unpacking of this part, whose folder looks complete but is not; None if there is none."""
     mark = path / f".unpacking-{split.name}"
     if not mark.exists():
         return None
     return (
         f"'{printable(path / split.folders[0])}' is being unpacked, or a run that did so was killed. "
-        f"In that case delete it and '{printable(mark)}', and open it again."
+        f"If it was killed, delete the folder and '{printable(mark)}', and open the dataset again."
     )
 
 
 def missing_list(path: Path, benchmark: Benchmark) -> str:
-    """Say that the list of a benchmark's images is not in its folder, and where to get it."""
+    """Write the message for a benchmark without its list of images."""
     names = " or ".join(benchmark.lists)
     return f"the list of its images, {names}, is not in '{printable(path)}'. Get it from {benchmark.list_source}."
 
 
-def open_split(
-    benchmark: Benchmark, path: Path, part: Split, *, labelled: bool, list_name: str | None, unpack: bool
-) -> FileSet:
-    """Open one part of a benchmark in the folder `path`; the error says what is missing there."""
-    folder = find_folder(path, part)
-    if unfinished := unfinished_unpacking(path, part):
-        raise FileNotFoundError(f"{benchmark.title} cannot be read: {unfinished}")
-    if folder is None and unpack and has_archives(path, benchmark, part):
-        folder = _unpack(path, part)
-    if folder is None:
-        names = "' or '".join(part.folders)
-        raise FileNotFoundError(
-            f"{benchmark.title} must have its {part.name} images in '{names}' below '{printable(path)}'; there is no "
-            f"such folder. {benchmark.how_to_get}, and see `sirc data check {benchmark.key} {printable(path)}`."
-        )
-    if not benchmark.lists:
-        return image_folder(folder, labelled=labelled, name=benchmark.title)
-    listed = path / list_name if list_name else find_list(path, benchmark)
-    if listed is None:
-        raise FileNotFoundError(f"{benchmark.title} cannot be read: {missing_list(path, benchmark)}")
-    return file_list(listed, folder, labelled=False, within=part.folders, name=benchmark.title)
-
-
-def split_folder(path: Path, split: str, *, required: bool) -> Path:
-    """Find the folder of a split of a user's own data: `path/train`, `path/test` or `path/val`; otherwise `path`.
-
-    If it is `required`, or if the other split has a folder, this split must have one too.
-    """
-    part = next(part for part in FOLDER_PARTS if part.name == split)
-    if folder := find_folder(path, part):
-        return folder
-    other = [name for part in FOLDER_PARTS for name in part.folders if (path / name).is_dir()]
-    if required or other:
-        has = f"it has {', '.join(other)}" if other else "it has neither train nor test"
-        raise FileNotFoundError(
-            f"'{printable(path)}' must have a folder {' or '.join(part.folders)} for split {quoted(split)}; {has}. "
-            "Make it, or pass the folder of that part as `path`."
-        )
-    return path
-
-
-def _unpack(path: Path, split: Split) -> Path:
-    """Let torchvision unpack ImageNet's archives into class folders, which takes a while."""
+def unpack_imagenet(path: Path, split: Split) -> Path:
+    """Unpack ImageNet's archives into class folders with torchvision; this takes a while."""
     with needing("unpacking ImageNet-1k", "torchvision"):
         from torchvision.datasets import ImageNet
     mark = path / f".unpacking-{split.name}"
     mark.touch()
     try:
         ImageNet(str(path), split="train" if split.name == "train" else "val")
-    except (ImportError, RuntimeError) as error:  # both before a file is unpacked
+    except (ImportError, RuntimeError) as error:  # torchvision raises both before it unpacks a file
         mark.unlink()
         raise FileNotFoundError(f"ImageNet-1k cannot be unpacked in '{printable(path)}': {error}") from error
     mark.unlink()

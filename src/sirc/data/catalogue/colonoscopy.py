@@ -1,4 +1,4 @@
-"""Colonoscopy: download the videos of the paper's OOD set, and write their frames as images."""
+"""Colonoscopy: the paper's OOD set, made by downloading videos and writing their frames as images."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from sirc.progress import SILENT, Progress
 BASE = "http://www.depeca.uah.es/colonoscopy_dataset"
 LESIONS = ("Hyperplasic", "Serrated", "Adenoma")
 FRAMES = 12_312  # of the first ten videos of each lesion
-_QUALITY = 95
 
 
 @final
 @dataclass(frozen=True)
 class ColonoscopyFrames:
-    """The frames that were written: their number for each video, in `folder/images`."""
+    """The frames of each video in `folder/images`: how many there are, and how many the paper has in all."""
 
     folder: Path
     frames: Mapping[str, int]
@@ -33,12 +32,12 @@ class ColonoscopyFrames:
 
     @property
     def total(self) -> int:
-        """The number of all frames."""
+        """The total number of frames."""
         return sum(self.frames.values())
 
     @property
     def ok(self) -> bool:
-        """True if the number is the paper's, or if the paper gives none for this choice of videos."""
+        """Whether the total is the paper's; also true if the paper gives none for this choice of videos."""
         return self.expected in (None, self.total)
 
     def __str__(self) -> str:
@@ -53,10 +52,10 @@ def fetch_colonoscopy(
     """Fetch the first `videos` NBI videos of each lesion into `folder/videos`, and their frames into `folder/images`.
 
     An interrupted run continues: complete videos are not fetched again, and only those with missing frames are decoded
-    again. Videos that cannot be decoded are listed when all others are done.
+    again. An error lists the videos that cannot be decoded, after all others are done.
     """
     folder, videos = Path(folder), check_positive("videos", videos)
-    _av()  # fail before the downloads, not after
+    _av()  # fail before the downloads, not after them
     frames: dict[str, int] = {}
     broken: list[str] = []
     wanted = [(lesion, number) for lesion in LESIONS for number in range(1, videos + 1)]
@@ -70,7 +69,7 @@ def fetch_colonoscopy(
                 video = folder / "videos" / f"{name}.mp4"
                 url = f"{base.rstrip('/')}/{lesion}/{case}/videos/NBI.mp4"
                 download(url, video, progress=progress)
-                _remove_frames(folder, name)  # of a run that was killed, or of another version of the video
+                _remove_frames(folder, name)  # those of a killed run, or of another version of the video
                 try:
                     count = write_frames(video, folder / "images", name, progress=progress)
                 except ImageError as error:
@@ -83,16 +82,16 @@ def fetch_colonoscopy(
     if broken:
         raise ImageError(
             f"{len(broken)} of {len(wanted)} videos cannot be decoded: {'; '.join(broken)}. "
-            "Delete those files and run this again: they are fetched anew, the others are kept."
+            "Delete those files and run this again: only they are fetched again."
         )
     return ColonoscopyFrames(folder, frames, FRAMES if videos == 10 else None)
 
 
 def write_frames(video: PathLike, folder: PathLike, name: str, *, progress: Progress = SILENT) -> int:
-    """Write every frame of a video as `name_00000.jpg`, …; return how many there are.
+    """Write every frame of a video as `name_00000.jpg`, …; return the number of frames.
 
-    JPEG at quality 95 with full colour: the videos are compressed already, so PNG would take ten times the space to
-    keep compression errors exactly.
+    The format is JPEG at quality 95 with full colour. The videos are compressed already: PNG would take ten times the
+    space to keep compression errors exactly.
     """
     av, folder = _av(), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +101,7 @@ def write_frames(video: PathLike, folder: PathLike, name: str, *, progress: Prog
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             for frame in container.decode(stream):
-                frame.to_image().save(folder / _frame(name, count), quality=_QUALITY, subsampling=0)
+                frame.to_image().save(folder / _frame(name, count), quality=95, subsampling=0)
                 count += 1
                 task.advance()
     except (av.error.FFmpegError, IndexError) as error:  # IndexError: a file without a video stream
@@ -114,7 +113,7 @@ def write_frames(video: PathLike, folder: PathLike, name: str, *, progress: Prog
 
 
 def _finished(folder: Path, name: str, done: Path) -> int | None:
-    """The number of frames of a video, if an earlier run wrote them all and they are still there."""
+    """Get the number of frames of a video if an earlier run wrote them all and they still exist, else None."""
     try:
         count = int(json.loads(done.read_text(encoding="utf-8"))["frames"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Download of one file over HTTP: resumed after a stop, and checked against its checksum."""
+"""Download of one file over HTTP, which can be resumed and compares the file's checksum."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from sirc.data.decode import printable
 from sirc.progress import SILENT, Progress
 
 _BLOCK = 1 << 18
-_RETRIED = {408, 425, 429, 500, 502, 503, 504}  # HTTP answers that may change in a moment
+_RETRIED = {408, 425, 429, 500, 502, 503, 504}  # HTTP status codes of temporary errors
 _RETRIES = 5  # without a new byte
 _TIMEOUT, _LONGEST_WAIT = 30.0, 60.0  # seconds
 _BEYOND_THE_END = 416
-_UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}  # of the disk: urllib wraps those of a connection
+_UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}  # errors of the disk: urllib wraps those of a connection
 
 
 class DownloadError(OSError):
@@ -39,8 +39,8 @@ def download(url: str, path: Path, *, checksum: str = "", progress: Progress = S
     """Download `url` to `path`, unless that file exists; return `path`.
 
     The bytes go to `path.part`, and the server's version of the file to `path.part.json`. A later call continues there,
-    unless the file on the server has changed. After a lost connection the rest is requested after 1, 2, 4, … seconds,
-    at most five times without a new byte. A file that differs from its `checksum`, "md5:…" or "sha256:…", is
+    unless the file on the server has changed. If the connection is lost, the rest is requested after 1, 2, 4, …
+    seconds, at most five times without a new byte. A file that differs from its `checksum`, "md5:…" or "sha256:…", is
     deleted.
     """
     if not url.startswith(("http://", "https://")):
@@ -48,7 +48,7 @@ def download(url: str, path: Path, *, checksum: str = "", progress: Progress = S
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    part, about = (path.with_name(path.name + ending) for ending in (".part", ".part.json"))
+    part, notes = (path.with_name(path.name + ending) for ending in (".part", ".part.json"))
     with open(part, "ab") as file:
         lock(file, f"'{printable(path)}'")
         if path.exists():  # the process that held the lock has finished it
@@ -57,29 +57,29 @@ def download(url: str, path: Path, *, checksum: str = "", progress: Progress = S
             raise _busy(f"'{printable(path)}'")
         WRITTEN.add(part.absolute())
         try:
-            _receive(url, file, about, bool(checksum), progress)
+            _receive(url, file, notes, bool(checksum), progress)
         except BaseException:
             if not file.tell():
                 part.unlink()
             raise
         file.flush()
         os.fsync(file.fileno())
-        if sys.platform != "win32":  # while it is locked; Windows cannot rename an open file
-            _finish(url, part, about, path, checksum)
+        if sys.platform != "win32":  # while the file is locked; Windows cannot rename an open file
+            _finish(url, part, notes, path, checksum)
     if sys.platform == "win32":
-        _finish(url, part, about, path, checksum)
+        _finish(url, part, notes, path, checksum)
     return path
 
 
-def _finish(url: str, part: Path, about: Path, path: Path, checksum: str) -> None:
-    """Give a complete file its name, if it has its checksum."""
-    about.unlink(missing_ok=True)
+def _finish(url: str, part: Path, notes: Path, path: Path, checksum: str) -> None:
+    """Compare the checksum of a complete file, and rename it."""
+    notes.unlink(missing_ok=True)
     kind, _, expected = checksum.partition(":")
     if checksum and (found := file_digest(part, kind)) != expected:
         part.unlink()
         raise DownloadError(
             f"'{url}' must have the {kind.upper()} checksum {expected}; got {found}, so the file was deleted. It was "
-            "damaged in transfer, or replaced by a new version: run this again, and if that does not help, look at its "
+            "damaged in transfer, or replaced by a new version: run this again, and if that does not help, see its web "
             "page."
         )
     os.replace(part, path)
@@ -108,22 +108,22 @@ class _Remote:
     total: int | None = None
 
     @classmethod
-    def noted(cls, url: str, about: Path) -> _Remote:
-        """Read what an earlier call noted about this address."""
+    def from_notes(cls, url: str, notes: Path) -> _Remote:
+        """Read what an earlier call recorded about this address."""
         with suppress(OSError, ValueError, TypeError):
-            noted = cls(**json.loads(about.read_text(encoding="utf-8")))
-            if noted.url == url:
-                return noted
+            remote = cls(**json.loads(notes.read_text(encoding="utf-8")))
+            if remote.url == url:
+                return remote
         return cls(url)
 
 
-def _receive(url: str, file: BinaryIO, about: Path, checked: bool, progress: Progress) -> None:
-    """Append to `file` until it is complete, over several connections if need be; `about` keeps its version."""
-    remote, failures = _Remote.noted(url, about), 0
+def _receive(url: str, file: BinaryIO, notes: Path, checked: bool, progress: Progress) -> None:
+    """Append to `file` until it is complete, over several connections if necessary; `notes` has its version."""
+    remote, failures = _Remote.from_notes(url, notes), 0
     while remote.total is None or file.tell() != remote.total:
         start, retry_after = file.tell(), ""
         try:
-            _append_rest(remote, file, about, checked, progress)
+            _append_rest(remote, file, notes, checked, progress)
             break
         except urllib.error.HTTPError as error:
             with error:  # it holds the connection
@@ -132,13 +132,13 @@ def _receive(url: str, file: BinaryIO, about: Path, checked: bool, progress: Pro
                 _empty(file)
             elif error.code not in _RETRIED:
                 raise DownloadError(
-                    f"'{url}' cannot be fetched: the server answered {why}. Look for its new address, or fetch it "
-                    "with a browser and put it where it is wanted."
+                    f"'{url}' cannot be fetched: the server answered {why}. Look for its new address, or fetch it with "
+                    "a browser and put it into its place."
                 ) from error
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.errno in DISK_FULL | _UNWRITABLE:
                 raise DownloadError(
-                    f"'{printable(about.parent)}' cannot take the rest of '{url}': {error.strerror}. "
+                    f"the rest of '{url}' cannot be written to '{printable(notes.parent)}': {error.strerror}. "
                     f"Make {'room' if error.errno in DISK_FULL else 'it writable'}, and run this again: it continues."
                 ) from error
             reason = getattr(error, "reason", None)
@@ -146,7 +146,7 @@ def _receive(url: str, file: BinaryIO, about: Path, checked: bool, progress: Pro
                 raise DownloadError(
                     f"'{url}' cannot be fetched: the certificate of the server is not valid "
                     f"({reason.verify_message}). Check the clock and the certificates of this computer, or fetch the "
-                    "file with a browser and put it where it is wanted."
+                    "file with a browser and put it into its place."
                 ) from error
             why = str(reason or error or type(error).__name__)
         failures = 1 if file.tell() > start else failures + 1
@@ -155,13 +155,14 @@ def _receive(url: str, file: BinaryIO, about: Path, checked: bool, progress: Pro
                 f"'{url}' cannot be fetched: {why}, {failures} times in a row. Check the network, and run this "
                 "again: it continues."
             )
-        time.sleep(min(float(retry_after) if retry_after.isdigit() else 2.0 ** (failures - 1), _LONGEST_WAIT))
+        time.sleep(min(float(retry_after) if retry_after.isdecimal() else 2.0 ** (failures - 1), _LONGEST_WAIT))
 
 
-def _append_rest(remote: _Remote, file: BinaryIO, about: Path, checked: bool, progress: Progress) -> None:
-    """Request what `file` lacks, and append it.
+def _append_rest(remote: _Remote, file: BinaryIO, notes: Path, checked: bool, progress: Progress) -> None:
+    """Request the rest of `file`, and append it.
 
-    Two halves are joined if the server says that both are of one version, or if a checksum follows (`checked`).
+    It is requested from the start unless the server can tell that the first part is of the same version, or a checksum
+    is compared in the end (`checked`).
     """
     start = file.tell() if remote.version or checked else 0
     headers = {"Range": f"bytes={start}-"} if start else {}
@@ -169,17 +170,19 @@ def _append_rest(remote: _Remote, file: BinaryIO, about: Path, checked: bool, pr
         headers["If-Range"] = remote.version
     with _request(remote.url, headers=headers) as answer:
         given = answer.headers
-        if answer.status != 206:  # the first answer, other content, or a server that always sends all
+        if answer.status != 206:  # the whole file: a first request, a new version, or a server that cannot resume
             _empty(file)
             tag = given.get("ETag", "")
-            remote.version = tag if tag.startswith('"') else given.get("Last-Modified", "")  # a weak ETag joins nothing
-            remote.total = int(given["Content-Length"]) if "Content-Length" in given else None
-            about.write_text(json.dumps(asdict(remote)), encoding="utf-8")
+            # A weak ETag does not promise equal bytes.
+            remote.version = tag if tag.startswith('"') else given.get("Last-Modified", "")
+            size = given.get("Content-Length", "")
+            remote.total = int(size) if size.isdecimal() else None
+            notes.write_text(json.dumps(asdict(remote)), encoding="utf-8")
         elif not (span := given.get("Content-Range", "")).startswith(f"bytes {start}-"):
             raise ConnectionError(f"the server sent {quoted(span)} when asked from {start}")
-        elif (total := span.rpartition("/")[2]).isdigit():
+        elif (total := span.rpartition("/")[2]).isdecimal():
             remote.total = int(total)
-        with progress.task(about.name.removesuffix(".part.json"), remote.total, done=file.tell(), unit="bytes") as task:
+        with progress.task(notes.name.removesuffix(".part.json"), remote.total, done=file.tell(), unit="bytes") as task:
             while block := answer.read(_BLOCK):
                 file.write(block)
                 task.advance(len(block))
@@ -193,9 +196,9 @@ def _request(url: str, *, method: str = "GET", headers: dict[str, str] | None = 
 
 
 def lock(file: BinaryIO, what: str) -> None:
-    """Lock an open file until it is closed; refuse to fetch `what` while another process has it locked.
+    """Lock an open file until it is closed; raise if another process, which is fetching `what`, has it locked.
 
-    Windows and file systems without locks are trusted.
+    Windows and file systems without locks do not notice another process.
     """
     if try_lock(file) is False:
         raise _busy(what)

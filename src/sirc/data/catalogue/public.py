@@ -1,4 +1,4 @@
-"""Public datasets: their files, sizes and licences, and how each is fetched into the data root."""
+"""Public datasets: their files, sizes and licences, and fetching them into the data root."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ WORK = ".downloads"  # below the data root: unfinished downloads, and the digest
 class RemoteFile:
     """A file to fetch: its address, and `path`, the file or folder that it becomes below the data root.
 
-    `members` leads to the wanted part of an archive: a file or folder in it; or an archive in it, and then a part of
-    that. `checksum` is "md5:…" or "sha256:…", empty if none is published. `size` is in bytes.
+    `members` names the wanted file or folder of an archive; if that is in an archive inside the archive, it names both
+    in turn. `checksum` is "md5:…" or "sha256:…", empty if none is published. `size` is in bytes.
     """
 
     url: str
@@ -43,9 +43,9 @@ class RemoteFile:
 @final
 @dataclass(frozen=True)
 class PublicDataset:
-    """A dataset of `sirc data get`: files to fetch, or `steps` for a person where an account or a click is needed.
+    """A dataset of `sirc data get`: files to fetch, or `steps` for a person if it needs an account or a click.
 
-    `folder` is where it lies below the data root, and `use` is how an experiment's TOML names it.
+    `folder` is its folder below the data root, and `use` is the line for an experiment's TOML.
     """
 
     name: str
@@ -64,30 +64,29 @@ class PublicDataset:
 
     @property
     def size(self) -> int | None:
-        """The bytes to fetch, where the catalogue knows them."""
+        """The number of bytes to fetch; None if the catalogue does not know it."""
         sizes = [file.size for file in self.files if file.size is not None]
         return sum(sizes) if sizes and len(sizes) == len(self.files) else None
 
     def asked_size(self) -> int | None:
-        """The bytes to fetch; the server is asked where the catalogue does not know them."""
+        """Get the number of bytes to fetch, from the server if the catalogue does not know it; None if neither does."""
         sizes = [file.size or remote_size(file.url) for file in self.files]
         return sum(filter(None, sizes)) if sizes and None not in sizes else None
 
     def is_in(self, root: PathLike) -> bool:
-        """Whether its files are below this data root; what was only begun does not count."""
+        """Whether its files are below this data root, and complete."""
         root = Path(root)
         if self.files:
             return all((root / file.path).exists() for file in self.files)
         return check(self.name, root / self.folder).ok
 
     def instructions(self, root: PathLike) -> str:
-        """Write the steps for a person, one on each line."""
-        place = f"'{printable(Path(root) / self.folder)}'"
-        lines = [f"  {number}. {step.format(place=place)}" for number, step in enumerate(self.steps, 1)]
-        last = f"  {len(lines) + 1}. See that all is there: `sirc data check {self.name} {Path(root) / self.folder}`"
-        return "\n".join(
-            [f"{self.title} must be fetched by hand ({self.licence or 'no licence stated'}):", *lines, last]
-        )
+        """Write the steps for a person, each on a line."""
+        folder = Path(root) / self.folder
+        steps = [step.format(place=f"'{printable(folder)}'") for step in self.steps]
+        steps.append(f"Check that nothing is missing: `sirc data check {self.name} {folder}`")
+        heading = f"{self.title} must be fetched by hand ({self.licence or 'no licence stated'}):"
+        return "\n".join([heading, *(f"  {number}. {step}" for number, step in enumerate(steps, 1))])
 
 
 @cache
@@ -115,24 +114,24 @@ def public_dataset(name: str) -> PublicDataset:
 def fetch_dataset(dataset: PublicDataset | str, root: PathLike, *, progress: Progress = SILENT) -> Mapping[str, str]:
     """Fetch a public dataset into the data root, in the layout that experiments expect; return the digest of each file.
 
-    Files that are there are kept, and a stopped call is continued by the next. A file or folder appears at its place
-    when it is complete. The digests, by address, also go to `.downloads/NAME.json` below the root. While another
-    process fetches the dataset, a `DownloadError` says so.
+    Existing files are kept, and the next call continues a stopped one. A file or folder appears at its place when it is
+    complete. The digests, by address, are also written to `.downloads/NAME.json` below the root. It is a
+    `DownloadError` if another process is fetching the dataset.
     """
     dataset = public_dataset(dataset) if isinstance(dataset, str) else dataset
     root = Path(root)
     if not dataset.fetchable:
         raise ValueError(dataset.instructions(root))
     work, record = root / WORK / dataset.name, root / WORK / f"{dataset.name}.json"
-    if work.exists() or not dataset.is_in(root):  # a complete dataset may be on a disk that cannot be written to
+    if work.exists() or not dataset.is_in(root):  # a complete dataset may be on a read-only disk
         try:
             (root / WORK).mkdir(parents=True, exist_ok=True)
-            # Beside `work`, which is deleted.
+            # The lock is beside `work`, which is deleted.
             opened = open(root / WORK / f".{dataset.name}.lock", "ab")  # noqa: SIM115
         except OSError as error:
             raise DownloadError(
-                f"'{printable(root)}' must be a folder that can be written to; got: {error.strerror}. Make it so, "
-                "or choose another folder."
+                f"'{printable(root)}' must be a writable folder; got: {error.strerror}. Change its permissions, or "
+                "choose another folder."
             ) from error
         with opened as held:
             lock(held, f"{dataset.title} into '{printable(root)}'")
@@ -141,14 +140,14 @@ def fetch_dataset(dataset: PublicDataset | str, root: PathLike, *, progress: Pro
 
 
 def _fetch_missing(dataset: PublicDataset, root: Path, work: Path, record: Path, progress: Progress) -> None:
-    """Fetch the files that are not there, one after the other; `work` is deleted when all are."""
+    """Fetch the missing files one after the other, then delete `work`."""
     if dataset.name == "colonoscopy":
         fetch_colonoscopy(root / dataset.folder, progress=progress)
     digests, unpacked = _digests(record), work / "unpacked"
     for file in dataset.files:
         if (target := root / file.path).exists():
             continue
-        shutil.rmtree(unpacked, ignore_errors=True)  # of a call that was killed
+        shutil.rmtree(unpacked, ignore_errors=True)  # from a call that was killed
         archive = work / Path(file.url).name
         _require_room(root, file, archive)
         download(file.url, archive, checksum=file.checksum, progress=progress)
@@ -171,7 +170,7 @@ def _digests(record: Path) -> dict[str, str]:
 def _require_room(root: Path, file: RemoteFile, archive: Path) -> None:
     """Refuse a download if the disk has no room for it and for its unpacked files, which are about as large.
 
-    The part that an earlier call has fetched needs no new room.
+    What an earlier call has fetched needs no more room.
     """
     fetched = sum(one.stat().st_size for one in (archive, archive.with_name(archive.name + ".part")) if one.exists())
     needed = (file.size or 0) * (2 if file.members else 1) - fetched

@@ -1,4 +1,4 @@
-"""Unpacking of untrusted archives: plain files only, and none outside the folder given."""
+"""Unpacking of untrusted archives: only plain files, and only inside the given folder."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, BinaryIO
+from typing import Any
 
 from sirc._utils.text import first_line
 from sirc.data.catalogue.download import DownloadError
@@ -22,15 +21,14 @@ from sirc.progress import SILENT, Progress
 
 _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError, ValueError)
 _BLOCK = 1 << 20
-_RESERVE = 10**8  # bytes of the disk that are left free
-_ENCRYPTED = 1  # in the flags of a file in a zip
+_RESERVE = 10**8  # bytes of the disk that stay free
 
 
 def unpack(archive: Path, members: Sequence[str], folder: Path, *, progress: Progress = SILENT) -> Path:
     """Unpack a file or folder of an archive (.tar, .tar.gz, .zip, .gz, …) below `folder`; return its path.
 
-    Each of `members` but the last is itself an archive, which has the next one. An archive with a link, or with a name
-    that leads out of `folder`, is refused whole: no dataset needs one. So is one that would fill the disk.
+    Each of `members` but the last is itself an archive, which contains the next one. An archive is refused if it has a
+    link, which no dataset needs, or a name that leads out of `folder`, or if it would fill the disk.
     """
     found = archive
     for number, member in enumerate(members):
@@ -50,7 +48,9 @@ def _unpack_member(archive: Path, member: str, folder: Path, progress: Progress)
                     raise _refused(archive, f"'{printable(name)}' leads out of its folder")
                 if path.parts[: len(wanted)] != wanted:
                     continue
-                with open_file() as source, _created(archive, folder / path) as copy:
+                target = folder / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with open_file() as source, open(target, "wb") as copy:
                     while block := source.read(_BLOCK):
                         if (room := room - len(block)) < 0:
                             raise _refused(archive, f"with '{printable(name)}' it takes more room than the disk has")
@@ -58,43 +58,32 @@ def _unpack_member(archive: Path, member: str, folder: Path, progress: Progress)
                 task.advance()
     except DownloadError:
         raise
-    except RuntimeError as error:  # of `zipfile`, for a method of compression that it lacks
+    except RuntimeError as error:  # `zipfile` raises it for encryption, and for a compression method that it lacks
         raise _refused(archive, f"this Python cannot read it ({error})") from error
     except (*_DAMAGED, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # `gzip` and `bz2` give no number
+        if isinstance(error, OSError) and error.errno is not None:  # errors of `gzip` and `bz2` have no number
             raise DownloadError(
-                f"'{printable(archive)}' cannot be unpacked into '{printable(folder)}': {error.strerror}. Mend that, "
+                f"'{printable(archive)}' cannot be unpacked into '{printable(folder)}': {error.strerror}. Solve that, "
                 "and run this again."
             ) from error
         raise DownloadError(
-            f"'{printable(archive)}' is not a whole archive ({first_line(error).rstrip(':')}). Delete it, and run this "
-            "again."
+            f"'{printable(archive)}' is not a complete archive ({first_line(error).rstrip(':')}). Delete it, and run "
+            "this again."
         ) from error
     if not (found := folder.joinpath(*wanted)).exists():
         raise _refused(archive, f"it has no '{member}': it may be a new version")
     return found
 
 
-def _created(archive: Path, target: Path) -> BinaryIO:
-    """Open a new file and make its folder; the archive is to blame if a file and a folder have one name."""
-    with suppress(FileExistsError, NotADirectoryError):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.is_dir():
-            return open(target, "wb")
-    raise _refused(archive, f"at '{printable(target)}' it has both a file and a folder of one name")
-
-
 def _files(archive: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """List the files of an archive in its order: the name of each, and how to open it."""
+    """Yield the name of each file of an archive, in its order, with a function that opens it."""
     if archive.name.endswith(".gz") and not archive.name.endswith(".tar.gz"):
         yield archive.stem, partial(gzip.open, archive)
-    elif zipfile.is_zipfile(archive) and not tarfile.is_tarfile(archive):  # a tar that ends with a zip looks like one
+    elif zipfile.is_zipfile(archive) and not tarfile.is_tarfile(archive):  # a tar may end with a zip
         with zipfile.ZipFile(archive) as zipped:
             for entry in zipped.infolist():
                 if stat.S_ISLNK(entry.external_attr >> 16):
                     raise _refused(archive, f"'{printable(entry.filename)}' is a link")
-                if entry.flag_bits & _ENCRYPTED:
-                    raise _refused(archive, f"'{printable(entry.filename)}' is encrypted")
                 if not entry.is_dir():
                     yield entry.filename, partial(zipped.open, entry)
     else:

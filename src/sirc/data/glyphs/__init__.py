@@ -1,4 +1,4 @@
-"""Glyphs: letters drawn with matplotlib's fonts, and OOD sets near and far, without downloads.
+"""Glyphs: letters drawn with matplotlib's fonts, and OOD sets that are close to or far from them, without downloads.
 
 Image i of a set depends only on the set's name, split, seed and i: splits share no random numbers, and a longer set
 begins with the shorter one. An experiment names a function of this module: `dataset = "sirc.data.glyphs:letters"`.
@@ -35,7 +35,7 @@ DIGITS = "23456789"
 COUNT = 3000
 
 _VERSION = 1  # of the rendering; it is part of the fingerprint
-_CACHED = 40_960  # images: 126 MB, enough to draw a study's sets once in a process
+_CACHED = 40_960  # images, 126 MB: enough for a process to draw each set of a study once
 _HANDWRITTEN = 1797
 _PATCH = (32, 400)  # the side of a patch of a photograph before it is scaled
 
@@ -52,7 +52,7 @@ _PACKAGES = {"PIL": "Pillow", "sklearn": "scikit-learn"}
 
 @final
 class Glyphs(ImageSet):
-    """A set of 32×32 images, drawn when they are needed; the functions below make the sets."""
+    """A set of 32×32 images, drawn when they are read; `letters` and the other functions here make one."""
 
     def __init__(self, what: str, *, split: str = "test", count: int = COUNT, seed: int = 0) -> None:
         check_choice("what", what, (*_DRAWN, *_NEEDS))
@@ -61,12 +61,12 @@ class Glyphs(ImageSet):
         self._count, self.seed = check_positive("count", count), check_at_least("seed", seed, 0)
         if what == "handwritten" and count > _HANDWRITTEN:
             raise ValueError(
-                f"`count` must be at most {_HANDWRITTEN}, as many as there are; got {count}. Leave it out for all."
+                f"`count` must be at most {_HANDWRITTEN}, the number of digits; got {count}. Leave it out for all."
             )
         for module in _NEEDS.get(what, ("PIL", "matplotlib")):
-            if importlib.util.find_spec(module) is None:  # fail now, not after an hour of training
+            if importlib.util.find_spec(module) is None:  # fail before an hour of training, not after it
                 raise missing_package(f"the set '{what}'", _PACKAGES.get(module, module), "demo")
-        # Labels in turn keep the classes balanced, whatever the count.
+        # Classes take turns, which keeps them balanced for any count.
         labels = torch.arange(self._count) % len(LETTERS) if what == "letters" else None
         super().__init__(name=what, labels=labels, classes=() if labels is None else tuple(LETTERS))
 
@@ -74,13 +74,13 @@ class Glyphs(ImageSet):
         return self._count
 
     def image(self, index: int) -> Image:
-        """Draw one image, or take it from memory."""
+        """Draw one image, or take it from the cache."""
         from PIL import Image
 
-        return Image.fromarray(_draw(self.what, self.split, self.seed, self._number(index)))
+        return Image.fromarray(_draw(self.what, self.split, self.seed, self._resolve_index(index)))
 
     def where(self, index: int) -> str:
-        """Name the image by set, seed and number."""
+        """Name one image by its number, set, split and seed."""
         return f"image {index} of {self.what} ({self.split}, seed {self.seed})"
 
     @property
@@ -91,7 +91,7 @@ class Glyphs(ImageSet):
 
 
 def letters(split: str = "test", count: int = COUNT, seed: int = 0) -> Glyphs:
-    """Letters A–Z, classes 0–25, in any of 21 fonts; the ID set."""
+    """Letters A–Z, classes 0–25, in 21 fonts; the ID set."""
     return Glyphs("letters", split=split, count=count, seed=seed)
 
 
@@ -121,7 +121,7 @@ def photos(count: int = COUNT, seed: int = 0) -> Glyphs:
 
 
 def noise(count: int = COUNT, seed: int = 0) -> Glyphs:
-    """The paper's Noise, made straight at 32×32 pixels: the draws of `sirc.data.Noise`; Far."""
+    """The paper's Noise, scaled to 32×32 pixels: the same draws as `sirc.data.Noise`; Far."""
     return Glyphs("noise", count=count, seed=seed)
 
 
@@ -141,7 +141,7 @@ def _draw(what: str, split: str, seed: int, index: int) -> Pixels:
 def _handwritten_digit(index: int) -> Pixels:
     from PIL import Image
 
-    # Dark on light like the letters, so that only the shape gives them away.
+    # Dark on light like the letters, so that they differ in their shape only.
     grey = np.rint(255 - _digit_images()[index] * (255 / 16)).astype(np.uint8)
     return np.asarray(Image.fromarray(grey).resize((SIDE, SIDE), Image.Resampling.BICUBIC).convert("RGB"))
 
@@ -151,7 +151,7 @@ def _photo_patch(random: np.random.Generator) -> Pixels:
 
     photo = _photographs()[int(random.integers(2))]
     low, high = _PATCH
-    # Log-uniform: as many patches between 40 and 80 pixels as between 160 and 320.
+    # The side is log-uniform: as many patches have 40 to 80 pixels as have 160 to 320.
     side = round(low * (high / low) ** random.random())
     left, top = (int(random.integers(length - side + 1)) for length in photo.size)
     box = (left, top, left + side, top + side)

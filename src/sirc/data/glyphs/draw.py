@@ -1,4 +1,4 @@
-"""Glyph drawing: one character of matplotlib's fonts, with random size, place, slant, colours, blur and noise."""
+"""Drawing of a character in matplotlib's fonts, with random size, place, slant, colours, blur and noise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FONTS = (*SCRIPTS, "cmr10", "cmb10", "cmss10", "cmti10", "cmtt10")
 SIDE = 32
 CANVAS = 128  # the side of a bitmap
 CAPITAL = 48  # the height of an H in it
-_FINE = 2  # glyphs are rotated and blurred at this multiple of the resolution, so that edges stay smooth
+_FINE = 2  # glyphs are rotated and blurred at this multiple of the resolution, which keeps edges smooth
 
 HEIGHT = (11.0, 24.0)  # of a capital, in pixels
 SHIFT = 4.0  # at most, in pixels, along either side
@@ -40,9 +40,9 @@ NOISE = (0.05, 0.6)  # standard deviation, of the contrast
 
 
 def generator(stream: str, index: int) -> np.random.Generator:
-    """Make the random generator of image `index` of a stream; images and streams share no random numbers."""
+    """Make the random generator for one image; no two indices and no two streams share random numbers."""
     key = np.frombuffer(hashlib.sha256(stream.encode()).digest()[:16], "<u8").astype(np.uint64)
-    # The index is the counter's highest word: an image would need 2¹⁹² numbers to reach the next one's.
+    # The index is the counter's highest word: an image would need 2¹⁹² numbers to reach those of the next.
     return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, 0, index], np.uint64)))
 
 
@@ -78,7 +78,7 @@ def _between(low: float, high: float, at: float) -> float:
 
 
 def _affine(height: float, right: float, down: float, turn: float, shear: float) -> tuple[float, ...]:
-    """Map pixels to places in the bitmap: a, b, c, d, e, f of x' = a·x + b·y + c, y' = d·x + e·y + f."""
+    """Compute the map from pixels to the bitmap: a to f of x' = a·x + b·y + c, y' = d·x + e·y + f."""
     scale = CAPITAL / (height * _FINE)
     cos, sin = scale * math.cos(turn), scale * math.sin(turn)
     a, b, d, e = cos - shear * sin, sin + shear * cos, -sin, cos
@@ -88,11 +88,11 @@ def _affine(height: float, right: float, down: float, turn: float, shear: float)
 
 @cache
 def bitmap(font: str, character: str) -> Image:
-    """Draw one character white on black and centred, at the size at which an H is 48 pixels high."""
+    """Draw one character, white on black and centred, so large that an H is 48 pixels high."""
     from PIL import Image, ImageDraw
 
     wide = Image.new("L", (3 * CANVAS, 3 * CANVAS))
-    ImageDraw.Draw(wide).text((CANVAS, CANVAS), character, fill=255, font=_opened(font))
+    ImageDraw.Draw(wide).text((CANVAS, CANVAS), character, fill=255, font=_font(font))
     ink = wide.crop(wide.getbbox())
     drawn = Image.new("L", (CANVAS, CANVAS))
     drawn.paste(ink, ((CANVAS - ink.width) // 2, (CANVAS - ink.height) // 2))
@@ -101,7 +101,7 @@ def bitmap(font: str, character: str) -> Image:
 
 @cache
 def fonts_digest(fonts: tuple[str, ...]) -> str:
-    """Digest the names and files of fonts, as another version of a font draws other letters."""
+    """Digest the names and files of fonts, since another version of a font draws other letters."""
     digest = hashlib.sha256()
     for font in fonts:
         digest.update(font.encode() + hashlib.sha256(font_file(font).read_bytes()).digest())
@@ -109,21 +109,21 @@ def fonts_digest(fonts: tuple[str, ...]) -> str:
 
 
 def font_file(font: str) -> Path:
-    """Find the file of one of matplotlib's fonts, without importing matplotlib if possible, as that is slow."""
+    """Find the file of one of matplotlib's fonts, if possible without importing matplotlib, which is slow."""
     place = f"fonts/ttf/{font}.ttf"
     spec = find_spec("matplotlib")
     if spec and spec.origin and (file := Path(spec.origin).with_name("mpl-data") / place).is_file():
         return file
     import matplotlib
 
-    return Path(matplotlib.get_data_path()) / place  # some systems keep it elsewhere
+    return Path(matplotlib.get_data_path()) / place  # some systems have the fonts elsewhere
 
 
 @cache
-def _opened(font: str) -> FreeTypeFont:
+def _font(font: str) -> FreeTypeFont:
     from PIL import ImageFont
 
-    # The Raqm layout engine is not installed everywhere, and lays out a single letter no better.
+    # The Raqm layout engine is not installed everywhere, and is no better for a single letter.
     basic, file = ImageFont.Layout.BASIC, str(font_file(font))
     trial = 200
     _, top, _, bottom = ImageFont.truetype(file, trial, layout_engine=basic).getbbox("H")
