@@ -1,8 +1,9 @@
 # %% [markdown]
 # # From guarantee to service
 #
-# In this tutorial you set a threshold with a guarantee, serve the classifier over HTTP, and watch it. A score only ranks
-# inputs; a service needs a threshold, a promise about it, and an alarm for the day on which the promise no longer holds.
+# In this tutorial you set a threshold with a guarantee, serve the classifier over HTTP, and watch it. A score only
+# ranks inputs; a service needs a threshold, a promise about it, and an alarm for the day on which the promise no longer
+# holds.
 #
 # Everything here takes seconds on a CPU, and nothing is downloaded. Install `torch-sirc[demo,serve]` to run it.
 
