@@ -34,7 +34,7 @@ MAIN = (
 def document(study: Study, beside: Path, claims: list[Claim], together: Mapping[str, Claim]) -> str:
     """The whole text, from the tables of a study, its claims, and the files that lie beside the document."""
     parts = [
-        "# Results",
+        f"# Results of {study.folder.resolve().name}",
         _summary(study, claims, together),
         "## What was done",
         *done(study, beside),
