@@ -63,7 +63,7 @@ class Network:
     """By score, negative and metric; the mean over runs."""
 
     def change(self, score: str, negative: str, metric: str = "auroc", *, to: str = BASELINE) -> float:
-        """A figure less that of another score; NaN where one was not measured."""
+        """A figure minus that of another score; NaN where one was not measured."""
         own, other = (self.figures.get((name, negative, metric), math.nan) for name in (score, to))
         return own - other
 
@@ -198,7 +198,7 @@ def _default(found: Sequence[Record]) -> list[str]:
 
 
 def _changes(one: Record) -> dict[str, list[float]]:
-    """AURR ×10² at α = β = ½, mean over OOD sets, of every score less that of MSP, network by network."""
+    """AURR ×10² at α = β = ½, mean over OOD sets, of every score minus that of MSP, network by network."""
     scores = dict.fromkeys(score for network in one.networks for score, *_ in network.figures)
     own = {score: [network.change(score, MEAN, "aurr") for network in one.networks] for score in scores}
     return {score: values for score, values in own.items() if not any(map(math.isnan, values))}

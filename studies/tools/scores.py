@@ -56,7 +56,7 @@ def ties(study: Study, scores: Sequence[str], model: str = EVERY) -> tuple[str, 
 
 
 def family_table(study: Study, scores: Sequence[str]) -> str:
-    """Means over networks, and AURR less that of MSP ± half its interval; the best and the not surely worse bold."""
+    """Means over networks, and AURR minus that of MSP ± half its interval; the best and the not surely worse bold."""
     best, equal = ties(study, scores)
     rows = []
     for score in by_aurr(study, scores):

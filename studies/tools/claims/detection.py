@@ -42,7 +42,7 @@ def detection_costs_wrong(study: Study) -> Claim:
         "Detectors gain at OOD|ID by giving up ID✗|ID✓",
         "Energy and its like improve plain OOD detection mainly by letting ID✗ in, not by keeping OOD out (shown as a "
         "figure, without numbers).",
-        "FPR@95 less that of MSP, mean over the OOD sets, with all ID data and with ID✓ as positives. A detector "
+        "FPR@95 minus that of MSP, mean over the OOD sets, with all ID data and with ID✓ as positives. A detector "
         "bears it out if it is surely better at OOD|ID, surely worse at ID✗|ID✓, and gains less at OOD|ID✓ than at "
         "OOD|ID; one that is surely worse at OOD|ID speaks against it.",
         checks,
@@ -68,7 +68,7 @@ def sirc_detects_too(study: Study) -> Claim:
     return Claim(
         "SIRC is better than MSP at plain OOD detection too",
         "SIRC has better OOD detection and better SCOD than MSP (a figure, without numbers).",
-        "FPR@95 of OOD|ID, and AURR on all OOD data at α = β = 0.5, less those of MSP, for SIRC with Residual; below "
+        "FPR@95 of OOD|ID, and AURR on all OOD data at α = β = 0.5, minus those of MSP, for SIRC with Residual; below "
         "0 bears it out. The table is that of the claim before.",
         checks,
     )
@@ -92,7 +92,7 @@ def areas_agree(study: Study) -> Claim:
     return Claim(
         "AURC says what AURR says",
         "Relative to MSP the two behave alike; differences in AURC are harder to see.",
-        "Both, on all OOD data at α = β = 0.5, less those of MSP: the same sure sign bears it out, opposite sure "
+        "Both, on all OOD data at α = β = 0.5, minus those of MSP: the same sure sign bears it out, opposite sure "
         "signs speak against it.",
         checks,
         table(["×10²", "ΔAURR", "ΔAURC"], rows) if rows else "",

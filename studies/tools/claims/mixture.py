@@ -36,7 +36,7 @@ def _at(at: tuple[float, float]) -> str:
 def swept(
     study: Study, scores: Sequence[str], negatives: Sequence[str], settings: Sequence[tuple[float, float]], *, up: bool
 ) -> list[Check]:
-    """AURR less that of MSP at some (α, β); `up`: a claim that it is higher, which is worse."""
+    """AURR minus that of MSP at some (α, β); `up`: a claim that it is higher, which is worse."""
     checks = []
     for model in study.models:
         for score in scores:
@@ -50,7 +50,7 @@ def swept(
 
 
 def sweep_table(study: Study, scores: Sequence[str], negatives: Sequence[str], metric: str = "aurr") -> str:
-    """A metric less that of MSP, ×100, for every network at each α and each β; surely better ones in bold."""
+    """A metric minus that of MSP, ×100, for every network at each α and each β; surely better ones in bold."""
     name = {"aurr": "ΔAURR ×10²", "risk@95": "ΔRisk@95 ×10²"}[metric]
     header = [name, *(f"α {a:g}" for a in LEVELS), *(f"β {b:g}" for b in LEVELS if b != MIDDLE[1])]
     settings = [*((a, 0.5) for a in LEVELS), *((0.5, b) for b in LEVELS if b != MIDDLE[1])]
@@ -73,7 +73,7 @@ def detectors_are_worse(study: Study) -> Claim:
         "OOD detectors are worse than MSP for SCOD",
         "Existing OOD detection methods fail to match MSP where ID✗ and OOD are to be rejected together (a figure, "
         "without numbers).",
-        "AURR on all OOD data at α = β = 0.5, ×10², less that of MSP; above 0, which is worse, bears it out.",
+        "AURR on all OOD data at α = β = 0.5, ×10², minus that of MSP; above 0, which is worse, bears it out.",
         [Check(m, named(s), above(i), i, fine=True) for m, s, _, i in differences(study, pairs, POOLED, "aurr")],
         aurr_table(study, pairs),
         {PARTLY: "A detector that is strong enough on these OOD sets pays for what it loses on ID✗."},
@@ -114,7 +114,7 @@ def msp_is_best_where_wrong_dominates(study: Study) -> Claim:
     return Claim(
         "MSP is best where ID✗ dominates the risk",
         "With α or β near 1 no method has a lower AURR than MSP.",
-        f"AURR on all OOD data less that of MSP, at {_at(HIGH[0])} and at {_at(HIGH[1])}, for the scores of "
+        f"AURR on all OOD data minus that of MSP, at {_at(HIGH[0])} and at {_at(HIGH[1])}, for the scores of "
         "the table; above 0, which is worse, bears it out.",
         swept(study, SWEPT, (POOLED,), HIGH, up=True),
         sweep_table(study, SWEPT, (POOLED,)),
@@ -130,7 +130,7 @@ def sirc_wins_elsewhere(study: Study) -> Claim:
     return Claim(
         f"{named(BEST)} beats MSP unless α or β is near 1",
         "It is the one that improves on MSP most consistently, over Close, Far and all OOD data.",
-        f"AURR of {named(BEST)} less that of MSP at α and β of {', '.join(f'{x:g}' for x in LEVELS[:-1])}, the other "
+        f"AURR of {named(BEST)} minus that of MSP at α and β of {', '.join(f'{x:g}' for x in LEVELS[:-1])}, the other "
         "at 0.5, on all, Close and Far OOD data; below 0 bears it out.",
         swept(study, (BEST,), (POOLED, *study.groups), LOWER, up=False),
         f"{sweep_table(study, (BEST,), list(study.groups))}\n\nRisk@95 on all OOD "
@@ -150,7 +150,7 @@ def detectors_on_close(study: Study) -> Claim:
     return Claim(
         "Energy and ViM are always worse than MSP on Close OOD data",
         "On its Close sets both have a higher AURR than MSP whatever α and β are.",
-        "AURR on Close OOD data less that of MSP at every α and β of the table; above 0 bears it out.",
+        "AURR on Close OOD data minus that of MSP at every α and β of the table; above 0 bears it out.",
         swept(study, ("energy", "vim"), ("Close",), settings, up=True),
         sweep_table(study, ("energy", "vim"), ("Close",)) if "Close" in study.groups else "",
         {
@@ -166,7 +166,7 @@ def detectors_on_far(study: Study) -> Claim:
     return Claim(
         "Energy and ViM beat MSP on Far OOD data at low α",
         "On its Far sets both have a clearly lower AURR than MSP once OOD data are common.",
-        f"AURR on Far OOD data less that of MSP at α of {' and '.join(f'{a:g}' for a, _ in LOW_ALPHA)}, β = 0.5; "
+        f"AURR on Far OOD data minus that of MSP at α of {' and '.join(f'{a:g}' for a, _ in LOW_ALPHA)}, β = 0.5; "
         "below 0 bears it out.",
         swept(study, ("energy", "vim"), ("Far",), LOW_ALPHA, up=False),
         sweep_table(study, ("energy", "vim"), ("Far",)) if "Far" in study.groups else "",
