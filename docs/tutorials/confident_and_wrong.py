@@ -24,7 +24,7 @@ torch.manual_seed(0)
 
 
 def noisy(images):
-    """What a poor camera makes of images."""
+    """Add the noise of a poor camera."""
     return images + 0.3 * torch.randn_like(images)
 
 

@@ -30,7 +30,7 @@ rng = np.random.default_rng(0)
 
 
 def photograph(pixels):
-    """An 8 × 8 digit as a poor camera gives it: a noisy RGB image."""
+    """Turn an 8 × 8 digit into a noisy RGB image, as from a poor camera."""
     noise = rng.normal(0, 0.25, pixels.shape)
     return Image.fromarray(np.clip(255 * (pixels / 16 + noise), 0, 255).astype(np.uint8)).convert("RGB")
 
@@ -101,7 +101,7 @@ except ValueError as error:
 
 # %%
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what PyTorch's exporter says about itself
+    warnings.simplefilter("ignore")  # of PyTorch's exporter
     logging.disable(logging.WARNING)
     guard.export_onnx("model.onnx", images[:4])
     logging.disable(logging.NOTSET)

@@ -21,12 +21,12 @@ torch.manual_seed(0)
 
 
 def noisy(images):
-    """What a poor camera makes of images."""
+    """Add the noise of a poor camera."""
     return images + 0.3 * torch.randn_like(images)
 
 
 def shrunk(source, count=500):
-    """Images of sirc's glyphs, as small as the digits."""
+    """Shrink images of sirc's glyphs to the size of the digits."""
     grey = np.stack([np.asarray(source.image(i).convert("L").resize((8, 8))) for i in range(count)])
     return noisy(torch.tensor(grey)[:, None].float() / 255)
 
