@@ -17,8 +17,8 @@ TOLERANCE = 0.2  # points of AUROC: the paper's "negligible"
 SMALL = 1.0  # points of FPR@95: what the paper's example loses at most
 CHANCE = 50.0  # %AUROC
 SELDOM_SURE = (
-    "Where a network is seldom sure, S1 lies far from its maximum and spans less, and the factor by which S2 stretches "
-    "that distance may move a row past more others. `sirc(…, budget=…)` bounds what is lost."
+    "If a network is seldom sure, S1 is far from its maximum and varies less, so the factor by which S2 stretches that "
+    "distance may move a row past more others. `sirc(…, budget=…)` limits the loss."
 )
 
 
@@ -42,14 +42,14 @@ def detectors_lose_wrong(study: Study) -> Claim:
     known = [value for value in least if not math.isnan(value)]
     return Claim(
         "OOD detectors lose ID✗|ID✓ against MSP",
-        f"Scores that leave the softmax behind tell wrong from right predictions worse: by {span(lost)} points of "
+        f"Detectors separate wrong from right predictions worse than MSP: by {span(lost)} points of "
         "AUROC in its table, down to chance.",
         "AUROC of ID✗|ID✓ minus that of MSP, in points; below 0 bears it out. The detectors' own AUROC is "
         f"{min(known, default=math.nan):.1f} to {max(known, default=math.nan):.1f}%.",
         [Check(m, named(s), below(i), i) for m, s, _, i in differences(study, pairs, WRONG, "auroc")],
         by_network(study, pairs, WRONG, "auroc"),
         {
-            PARTLY: "The loss is the rule; some networks leave traces of their errors outside the softmax, too.",
+            PARTLY: "Most detectors lose; some networks leave traces of their errors outside the softmax, too.",
             FAILS: "These networks leave traces of their errors outside the softmax.",
         },
     )
@@ -82,7 +82,7 @@ def detectors_are_inconsistent(study: Study) -> Claim:
         table(["better / worse", "paper", *study.models], rows),
         {
             PARTLY: "A detector without a sure loss on these sets may meet one on others.",
-            FAILS: "These OOD sets may lie where feature-based detectors are strong.",
+            FAILS: "Feature-based detectors may be strong on these OOD sets.",
         },
     )
 
@@ -98,8 +98,8 @@ def sirc_keeps_wrong(study: Study) -> Claim:
         [Check(m, named(s), above(i, -TOLERANCE), i) for m, s, _, i in differences(study, pairs, WRONG, "auroc")],
         by_network(study, pairs, WRONG, "auroc"),
         {
-            PARTLY: f"What is lost depends on S2: one that falls where the network errs helps, one that moves with "
-            f"other things costs. {SELDOM_SURE}",
+            PARTLY: "The loss depends on S2: an S2 that is low where the network errs helps, one that varies for other "
+            f"reasons costs. {SELDOM_SURE}",
             FAILS: SELDOM_SURE,
             UNDECIDED: f"The tolerance of {TOLERANCE} points is smaller than most intervals. "
             f"{_mean_loss(study, pairs)} {SELDOM_SURE}",
@@ -125,8 +125,8 @@ def sirc_raises_ood(study: Study) -> Claim:
         [Check(m, named(s), above(i), i) for m, s, _, i in differences(study, pairs, MEAN, "auroc")],
         by_network(study, pairs, MEAN, "auroc"),
         {
-            PARTLY: "Where it does not, S2 itself does not tell these OOD sets from ID data.",
-            FAILS: "S2 itself does not tell these OOD sets from ID data.",
+            PARTLY: "Where it does not, S2 alone does not separate these OOD sets from ID data.",
+            FAILS: "S2 alone does not separate these OOD sets from ID data.",
         },
     )
 
@@ -216,7 +216,7 @@ def vim_is_not_robust(study: Study) -> Claim:
         f"ViM adds Residual to Energy linearly; on Colonoscopy (ResNet-50) its FPR@95 is {example:.1f} points above "
         "that of Energy.",
         f"All cases in which Residual alone is below {CHANCE:.0f}% AUROC: FPR@95 of ViM minus that of Energy; above "
-        f"+{SMALL:.0f} point bears it out. They are in the last column of the table before.",
+        f"+{SMALL:.0f} point bears it out. The last column of the table above has them.",
         checks,
         "",
         {

@@ -83,8 +83,8 @@ def better_second(study: Study) -> Claim:
         checks,
         table(["", *study.shown], rows),
         {
-            PARTLY: "The best S2 depends on the OOD sets as much as on the network, and those are others here.",
-            FAILS: "The best S2 depends on the OOD sets as much as on the network, and those are others here.",
+            PARTLY: "The best S2 depends on the OOD sets as much as on the network, and the sets differ here.",
+            FAILS: "The best S2 depends on the OOD sets as much as on the network, and the sets differ here.",
         },
     )
 
@@ -104,8 +104,8 @@ def distances_are_poor(study: Study) -> Claim:
         [Check(m, named(s), below(i), i) for m, s, _, i in differences(study, pairs, MEAN, "auroc")],
         by_network(study, pairs, MEAN, "auroc"),
         {
-            PARTLY: "Far sets may leave the subspace of the training features, and they are others than the paper's.",
-            FAILS: "Far sets may leave the subspace of the training features, and they are others than the paper's.",
+            PARTLY: "Far sets may leave the subspace of the training features, and they differ from the paper's.",
+            FAILS: "Far sets may leave the subspace of the training features, and they differ from the paper's.",
         },
     )
 
@@ -149,12 +149,12 @@ def doctor_is_between(study: Study) -> Claim:
                     rows.append([f"{model}, {what}", str(to_msp), str(to_entropy)])
     return Claim(
         "DOCTOR lies between MSP and −H",
-        "DOCTOR in general does something in between, alone and in SIRC.",
+        "DOCTOR generally lies in between, alone and in SIRC.",
         "AUROC and FPR@95 of ID✗|ID✓ and OOD|ID✓ (mean) minus those of MSP and of −H: opposite sure signs bear it out, "
         "the same sure sign speaks against it. The table has the AUROC.",
         checks,
         table(["DOCTOR", "− MSP", "− (−H)"], rows),
-        {UNDECIDED: "Most differences to one or the other are too small to tell."},
+        {UNDECIDED: "Most differences to MSP or −H are too small to tell."},
     )
 
 
