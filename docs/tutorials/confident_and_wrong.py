@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Is my classifier confident and wrong?
 #
-# You have a trained classifier. In use it meets three kinds of input: some it gets right (ID✓), some it gets wrong
-# (ID✗), and some that belong to none of its classes (out-of-distribution, OOD). It answers all three, often with a
-# probability near 1. This tutorial counts how often, and then gives the model a reject option.
+# In this tutorial you count how often a trained classifier is sure of a wrong answer, and then give it a reject option.
+#
+# In use, a classifier meets three kinds of input: those it gets right (ID✓), those it gets wrong (ID✗), and those that
+# belong to none of its classes (out-of-distribution, OOD). It answers all three, often with a probability near 1.
 #
 # Everything here takes seconds on a CPU, and nothing is downloaded: the digits come with scikit-learn, and sirc draws
 # the letters. Install `torch-sirc[demo]` to run it.
@@ -23,7 +24,7 @@ torch.manual_seed(0)
 
 
 def noisy(images):
-    """What a poor camera makes of images."""
+    """Add the noise of a poor camera."""
     return images + 0.3 * torch.randn_like(images)
 
 
@@ -43,7 +44,7 @@ unknown = noisy(torch.tensor(small)[:, None].float() / 255)
 # %% [markdown]
 # ## Your model
 #
-# Any PyTorch classifier will do. This one is small, and trained in a few seconds.
+# You can use any PyTorch classifier. This one is small, and trained in a few seconds.
 
 # %%
 model = nn.Sequential(
@@ -68,8 +69,8 @@ print(f"right on {right.float().mean():.0%} of the new digits")
 # %% [markdown]
 # ## How sure is it when it is wrong?
 #
-# The largest softmax probability should be low where the model errs. It is lower, but not low enough: above 0.9 there
-# are errors, and letters that the model has never seen.
+# The largest softmax probability should be low where the model errs. It is lower, but not low enough: some errors are
+# above 0.9, and so are some letters, which the model has never seen.
 
 # %%
 kinds = {"ID✓": probability[right], "ID✗": probability[~right], "OOD, letters": probability_unknown}
@@ -82,11 +83,11 @@ panels[0].set_ylabel("images")
 figure.tight_layout()
 
 # %% [markdown]
-# ## One call that lets it say "I don't know"
+# ## Let it say "I don't know"
 #
 # A guard needs the training data, to learn what is usual, and validation data that the model was not trained on, to set
-# the threshold. It needs no OOD data. Its promise: with probability 95%, at least 90% of the inputs that the model gets
-# right are accepted.
+# the threshold. It needs no OOD data. It promises that, with probability 95%, at least 90% of the inputs that the model
+# gets right are accepted.
 
 # %%
 guard = sirc.guard(model, train, val, recall=0.9, delta=0.05)
@@ -95,8 +96,8 @@ print(guard)
 # %% [markdown]
 # ## Decisions
 #
-# The guard is called like the model, and returns a label, a confidence and a decision for each input. Below are the
-# shares that it accepts, and those of the softmax probability with a threshold that accepts as many right predictions.
+# Call the guard like the model. It returns a label, a confidence and a decision for each input. Compare the shares that
+# it accepts with those of the softmax probability, at a threshold that accepts as many right predictions:
 
 # %%
 decision, decision_unknown = guard(test), guard(unknown)
@@ -114,9 +115,9 @@ print("guard                 ", share(decision.accepted[right]), "", share(decis
 print(share(decision_unknown.accepted))
 
 # %% [markdown]
-# Both accept the same share of what is right. The guard accepts far fewer letters: it keeps what the softmax says about
-# errors, and adds what the features say about strange inputs. It pays for that with some of the errors. How much of one
-# to give for the other is your choice: [α and β](../concepts/alpha-beta.md).
+# Both accept the same share of right predictions. The guard accepts far fewer letters: it keeps what the softmax says
+# about errors, and adds what the features say about strange inputs. In return it accepts some more of the errors. You
+# choose how much of one to give for the other: [α and β](../concepts/alpha-beta.md).
 #
 # Here are some of its decisions. A `?` is an abstention.
 
@@ -129,7 +130,7 @@ for row, inputs, decided in zip(panels, (test, unknown), (decision, decision_unk
         axes.axis("off")
 
 # %% [markdown]
-# ## Keep it
+# ## Save it
 #
 # The file holds everything but the model, in a format that cannot run code.
 

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # From guarantee to service
 #
-# A score ranks inputs. A service needs a threshold, a promise about it, and an alarm for the day on which the promise
-# no longer holds. This tutorial sets a threshold with a guarantee, serves the classifier over HTTP, and watches it.
+# In this tutorial you set a threshold with a guarantee, serve the classifier over HTTP, and watch it. A score only
+# ranks inputs; a service needs a threshold, a promise about it, and an alarm for the day on which the promise no longer
+# holds.
 #
 # Everything here takes seconds on a CPU, and nothing is downloaded. Install `torch-sirc[demo,serve]` to run it.
 
@@ -29,7 +30,7 @@ rng = np.random.default_rng(0)
 
 
 def photograph(pixels):
-    """An 8 × 8 digit as a poor camera gives it: a noisy RGB image."""
+    """Turn an 8 × 8 digit into a noisy RGB image, as from a poor camera."""
     noise = rng.normal(0, 0.25, pixels.shape)
     return Image.fromarray(np.clip(255 * (pixels / 16 + noise), 0, 255).astype(np.uint8)).convert("RGB")
 
@@ -60,7 +61,7 @@ print(f"right on {right.float().mean():.0%} of the other images")
 # ## Calibrate
 #
 # `calibrate` sets the threshold on validation rows that neither the model nor the score has seen. Here we ask for a
-# risk: of what is accepted at most 5% may be wrong, and that shall hold with probability 90%, for inputs like these.
+# risk: with probability 90%, at most 5% of the accepted inputs are wrong, for inputs like these.
 
 # %%
 train = torch.utils.data.TensorDataset(images[:800], labels[:800])
@@ -71,7 +72,7 @@ guard.calibrate(val, risk=0.05, delta=0.1)
 print(guard.threshold)
 
 # %% [markdown]
-# The picture shows where the threshold lies: right of it, errors are rare.
+# The picture shows where the threshold lies. To its right, errors are rare.
 
 # %%
 outputs = sirc.extract(model, val)
@@ -84,7 +85,7 @@ axes.set(xlabel="confidence", ylabel="validation images")
 axes.legend()
 
 # %% [markdown]
-# A promise that the data cannot support is refused, not stretched: for a risk of 0.1% these rows are too few.
+# A promise that the data cannot support is refused: for a risk of 0.1% these rows are too few.
 
 # %%
 try:
@@ -100,7 +101,7 @@ except ValueError as error:
 
 # %%
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what PyTorch's exporter says about itself
+    warnings.simplefilter("ignore")  # of PyTorch's exporter
     logging.disable(logging.WARNING)
     guard.export_onnx("model.onnx", images[:4])
     logging.disable(logging.NOTSET)
@@ -120,7 +121,7 @@ with TestClient(app) as client:
     print(client.get("/monitor").json()["report"]["alarm"])
 
 # %% [markdown]
-# The service answers with a label and a decision, keeps a log, and compares what it sees with the calibration.
+# The service answers with a label and a decision, keeps a log, and compares the confidences with the calibration.
 #
 # ## Monitor
 #

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Which score for my α and β?
 #
-# No score is best for everyone. It depends on α, the share of inputs that belong to your classes, and on β, the cost of
-# accepting an error beside that of accepting an input of an unknown class. This tutorial compares scores for all α and
-# β, writes a page on which you can drag both, and lets sirc choose.
+# In this tutorial you compare scores for all α and β, write a page on which you can drag both, and let sirc choose. No
+# score is best for everyone: it depends on α, the share of inputs that belong to your classes, and on β, the cost of
+# accepting an error, where accepting an input of an unknown class costs 1 − β.
 #
 # Everything here takes seconds on a CPU, and nothing is downloaded. Install `torch-sirc[demo]` to run it.
 
@@ -21,12 +21,12 @@ torch.manual_seed(0)
 
 
 def noisy(images):
-    """What a poor camera makes of images."""
+    """Add the noise of a poor camera."""
     return images + 0.3 * torch.randn_like(images)
 
 
 def shrunk(source, count=500):
-    """Images of sirc's glyphs, as small as the digits."""
+    """Shrink images of sirc's glyphs to the size of the digits."""
     grey = np.stack([np.asarray(source.image(i).convert("L").resize((8, 8))) for i in range(count)])
     return noisy(torch.tensor(grey)[:, None].float() / 255)
 
@@ -51,7 +51,7 @@ for _ in range(15):
 # ## Outputs
 #
 # From here on sirc needs only numbers: logits, features (what the last layer receives) and labels. They may come from
-# any framework. Three sets stand for inputs of no class: letters, photographs, and digits that lie on their side.
+# any framework. Three sets stand for inputs of no class: letters, photographs, and digits on their side.
 
 
 # %%
@@ -74,7 +74,7 @@ print(f"{len(test)} test rows, {int((~test.correct).sum())} of them wrong")
 # %% [markdown]
 # ## Fit and evaluate
 #
-# Scores are named by short specs. All of them learn from training data alone.
+# Short specs name the scores. All of these learn from training data alone.
 
 # %%
 specs = ["msp", "energy", "vim", "sirc(msp, residual)", "scod"]
@@ -84,9 +84,9 @@ auroc = ev.table.query("metric == 'auroc'").pivot(index="score", columns="negati
 (100 * auroc.loc[specs, ["wrong", *ood, "OOD mean"]]).round(1)
 
 # %% [markdown]
-# Each number is an AUROC in percent: how well a score tells right predictions from errors (`wrong`) and from each OOD
-# set. Detectors such as `vim` win on OOD inputs and lose on errors. The curves show what that means for the risk, the
-# cost of what is accepted, when half of the inputs are OOD:
+# Each number is an AUROC in percent: how well a score separates right predictions from errors (`wrong`) and from each
+# OOD set. Detectors such as `vim` win on OOD inputs and lose on errors. The curves show what that means for the risk,
+# the cost of what is accepted, when half of the inputs are OOD:
 
 # %%
 figures.risks(ev, specs, alpha=0.5, beta=0.5)
@@ -103,8 +103,8 @@ sweep = ev.sweep(alphas=[0.3, 0.6, 0.95], betas=[0.5]).query("metric == 'aurr' a
 
 # %% [markdown]
 # Where nearly all input is of known classes (α = 0.95), errors decide, and `vim` is worse than the plain softmax. Where
-# strange input is common, it is better. Are the differences larger than chance? `compare` takes all scores on the same
-# rows and gives intervals for the differences:
+# strange input is common, it is better. Are the differences larger than chance? `compare` uses the same rows for all
+# scores and gives intervals for the differences:
 
 # %%
 versus = ev.compare("msp").query("metric == 'aurr' and negative == 'pooled'")
@@ -113,8 +113,8 @@ versus[["score", "difference", "low", "high"]].set_index("score").mul(100).round
 # %% [markdown]
 # ## The page
 #
-# One HTML file, which opens from disk: drag α, β and the recall, and read what a choice does to 1000 inputs. There is a
-# map of the best score over all α and β.
+# `report` writes one HTML file, which opens from disk. Drag α, β and the recall, and read what a choice does to 1000
+# inputs. A map shows the best score for every α and β.
 
 # %%
 path = ev.report("report.html", title="Noisy digits")
@@ -123,7 +123,7 @@ print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 # %% [markdown]
 # ## Let sirc choose
 #
-# Give the ranges that you believe in. `select` takes the score whose regret, the distance to the best score, is
+# Give the ranges of α and β that you expect. `select` takes the score whose regret, the distance to the best score, is
 # smallest in its worst case, and says "tie" where the data cannot tell.
 
 # %%

@@ -34,7 +34,7 @@ MAIN = (
 def document(study: Study, beside: Path, claims: list[Claim], together: Mapping[str, Claim]) -> str:
     """The whole text, from the tables of a study, its claims, and the files that lie beside the document."""
     parts = [
-        "# Results",
+        f"# Results of {study.folder.resolve().name}",
         _summary(study, claims, together),
         "## What was done",
         *done(study, beside),
@@ -79,8 +79,8 @@ def _summary(study: Study, claims: list[Claim], together: Mapping[str, Claim]) -
         *best_now(study),
     ]
     return (
-        f"The claims of the SIRC paper (Xia & Bouganis, 2022), looked for in {networks(study)}. "
-        "Every figure below is computed by `python -m studies.tools.results write` from the results of `sirc run`.\n\n"
+        f"Do the claims of the SIRC paper (Xia & Bouganis, 2022) hold for {networks(study)}? "
+        "`python -m studies.tools.results write` computes every number below from the results of `sirc run`.\n\n"
         + "\n".join(f"- {line}" for line in lines if line)
         + f"\n\n{_main_table(claims, together)}\n\nIn each cell: comparisons for / against / open."
     )
@@ -134,8 +134,8 @@ def _main_tables(study: Study) -> list[str]:
     spread = ": mean ± 2 std over seeds, as the paper prints them" if study.seeds > 1 else ""
     parts = [
         f"With ID✓ as positives, %AUROC ↑ for ID✗, and %AUROC ↑ and %FPR@95 ↓ for OOD (mean over the sets){spread}, "
-        "with the paper's own figure for the network of the same name on ImageNet-200. The OOD sets are others, so "
-        "that OOD columns compare in kind only. Bold: the best here."
+        "with the paper's own number for the network of the same name on ImageNet-200. The OOD sets differ from the "
+        "paper's, so OOD columns can be compared only roughly. The best here is bold."
     ]
     scores = [score for score in PAPER if score in study.scores]
     columns = [(WRONG, "auroc"), (MEAN, "auroc"), (MEAN, "fpr@95")]

@@ -37,10 +37,10 @@ def short(study: Study) -> str:
         f"The ID test set has {sizes['test']:,} images and the smallest OOD set, {smallest}, {sizes[smallest]:,}.",
         *_uneven(study, sizes),
         *_unmeasured(study),
-        "Close and Far are our grouping, as they are the authors' in the paper. The OOD sets were not searched by "
-        "hand for images of the ID classes.",
-        f"Nothing is corrected for the number of comparisons ({len(study.comparisons):,} in all), so that some of the "
-        "sure ones are sure by chance.",
+        "The grouping into Close and Far is ours; the paper's is its authors'. The OOD sets were not searched by hand "
+        "for images of the ID classes.",
+        f"Nothing is corrected for the number of comparisons ({len(study.comparisons):,} in all), so some of the sure "
+        "ones are sure by chance.",
         "AURR and AURC depend on α and β; the tables of every score have them at 0.5 only.",
     ]
     return "\n".join(f"- {line}" for line in lines)
@@ -52,7 +52,7 @@ def _uneven(study: Study, sizes: dict[str, int]) -> list[str]:
     for what, members in {**{f"the {group}": own for group, own in study.groups.items()}, "all": study.sets}.items():
         largest = max(members, key=lambda name: sizes[name])
         shares.append(f"{largest} is {100 * sizes[largest] / sum(sizes[name] for name in members):.0f}% of {what}")
-    return [f"Where OOD data are taken together, it is image by image: {listed(shares)} OOD data."]
+    return [f"Where OOD data are pooled, every image counts alike: {listed(shares)} OOD data."]
 
 
 def _unmeasured(study: Study) -> list[str]:

@@ -31,7 +31,7 @@ MATCHES = "SIRC matches or beats MSP for SCOD"
 SHOWN = ("scod", BEST, "sirc(msp, residual)", "sirc(msp, l1)", "entropy", "doctor", "vim", "energy")
 RULE = (
     "In each cell: comparisons for / against / open, each of one network with its 95% interval. A claim holds if all "
-    "are for it, is undecided if more than half are open, and else holds in part if more are for than against it."
+    "are for it, is undecided if more than half are open, and otherwise holds in part if more are for than against it."
 )
 ERROR_CAPTION = (
     "SIRC's change of the ID✗|ID✓ AUROC against its S1, by the ID error of the network; the line of a point is its 95% "
@@ -47,7 +47,7 @@ NOTES = {
     "tiny_imagenet_100": "its rows of `bayes` show an earlier version of that score; for `scod` on the same networks, "
     "trained again, see [scod.md](tiny_imagenet_100/scod.md) and [docs/bayes.md](../docs/bayes.md#what-it-gains)"
 }
-PLANNED = {"imagenet_20": "twenty classes, trained as the paper trains; not run yet, as it needs a GPU"}
+PLANNED = {"imagenet_20": "twenty classes of ImageNet, trained as the paper trains; not run yet, since it needs a GPU"}
 LETTERS = "letters"  # one network on images of several sizes: only the error differs
 
 
@@ -63,7 +63,7 @@ class Network:
     """By score, negative and metric; the mean over runs."""
 
     def change(self, score: str, negative: str, metric: str = "auroc", *, to: str = BASELINE) -> float:
-        """A figure less that of another score; NaN where one was not measured."""
+        """A figure minus that of another score; NaN where one was not measured."""
         own, other = (self.figures.get((name, negative, metric), math.nan) for name in (score, to))
         return own - other
 
@@ -126,9 +126,9 @@ def page(found: Sequence[Record], gaps: pd.DataFrame) -> str:
     return laid_out(
         [
             "# What the studies found",
-            f"The claims of the SIRC paper (Xia & Bouganis, 2022), looked for in the networks of {len(found)} "
-            f"{'studies' if len(found) > 1 else 'study'}. `{COMMAND}` writes this page from what each study keeps, its "
-            f"{FILE} and summary.csv, and from the paper's own tables.",
+            f"Do the claims of the SIRC paper (Xia & Bouganis, 2022) hold in the networks of {len(found)} "
+            f"{'studies' if len(found) > 1 else 'study'}? `{COMMAND}` writes this page from the {FILE} and summary.csv "
+            "of each study, and from the paper's own tables.",
             _studies_table(found),
             "\n".join(f"- {line}" for line in [*_in_short(found, titles), *_sureness(gaps)]),
             claim_table(found, [title for title in MAIN if title in titles]),
@@ -198,7 +198,7 @@ def _default(found: Sequence[Record]) -> list[str]:
 
 
 def _changes(one: Record) -> dict[str, list[float]]:
-    """AURR ×10² at α = β = ½, mean over OOD sets, of every score less that of MSP, network by network."""
+    """AURR ×10² at α = β = ½, mean over OOD sets, of every score minus that of MSP, network by network."""
     scores = dict.fromkeys(score for network in one.networks for score, *_ in network.figures)
     own = {score: [network.change(score, MEAN, "aurr") for network in one.networks] for score in scores}
     return {score: values for score, values in own.items() if not any(map(math.isnan, values))}
@@ -219,11 +219,11 @@ def _what_the_error_does(found: Sequence[Record], titles: Sequence[str]) -> list
                 sides.append(f"{signed(fmean(own), 2)} ({span(own, 2)}) for {len(own)} networks that err on {words}")
         lines.append(f"- with {named(second)}: {', and '.join(sides)}; correlation with the error {signed(fit, 2)}")
     parts = [
-        "SIRC's change of the ID✗|ID✓ AUROC against its S1 in points, mean over three S1 and over networks, the "
-        "paper's among them, and in brackets the range:",
+        "Below is SIRC's change of the ID✗|ID✓ AUROC against its S1 in points, as the mean over three S1 and over "
+        "networks, including the paper's, and in brackets the range:",
         "\n".join(lines),
-        "Networks of different error also differ in images, classes and training: this is what goes with the error, "
-        "not proof of what it causes.",
+        "Networks of different error also differ in images, classes and training, so this is a correlation, not proof "
+        "of what the error causes.",
         _picture("error.png", ERROR_CAPTION),
     ]
     rows = []
@@ -271,14 +271,14 @@ def _why(gaps: pd.DataFrame) -> list[str]:
     agree = int(((sure["change"] > 0) == (sure["alone"] > 50)).sum())
     scores = list(dict.fromkeys(gaps["score"]))
     parts = [
-        "SIRC's confidence is −log(S1max − S1) less what S2 adds. The less sure a network is, the less "
-        "log(S1max − S1) spreads, and the same S2 moves a row past more others; whether that helps depends on how S2 "
+        "SIRC's confidence is −log(S1max − S1) minus what S2 adds. The less sure a network is, the less "
+        "log(S1max − S1) spreads, and the same S2 moves a row past more others. Whether that helps depends on how S2 "
         f"ranks right and wrong predictions. In the table, the size of the change has a rank correlation of "
         f"{signed(by_error, 2)} with the error and of {signed(by_share, 2)} with what S2 adds "
         f"relative to that spread, and {agree} of {len(sure)} sure "
         "changes have the sign that S2 alone has, above or below an AUROC of 50%.",
-        "For each S2: %AUROC of ID✗|ID✓ of S2 alone, the standard deviation of what it adds over that of log(1 − MSP), "
-        "and the change of the ID✗|ID✓ AUROC with its 95% interval.",
+        "The table has, for each S2, the %AUROC of ID✗|ID✓ of S2 alone, the standard deviation of what it adds divided "
+        "by that of log(1 − MSP), and the change of the ID✗|ID✓ AUROC with its 95% interval.",
         table(["", "ID %error", "std of log(1 − MSP)", *map(named, scores)], rows),
     ]
     letters = gaps[(gaps["study"] == LETTERS) & (gaps["score"] == scores[-1])]
@@ -302,9 +302,9 @@ def _gains(found: Sequence[Record]) -> list[str]:
     last = [f"`{score}` {_mean_and_span(own[score])}" for score, own in zip(best, changes, strict=True)]
     return [
         _picture("gain.png", GAIN_CAPTION),
-        "AURR ×10² at α = β = ½, mean over OOD sets, less that of MSP: the mean over networks, and in brackets the "
-        "range; below 0 is better than MSP. The best of a study was chosen on the data that it is measured on, and "
-        "looks a little better than it is.",
+        "The table has AURR ×10² at α = β = ½, mean over OOD sets, minus that of MSP: the mean over networks, and in "
+        "brackets the range; below 0 is better than MSP. The best of a study was chosen on the data that it is "
+        "measured on, so it looks a little better than it is.",
         words_table(["ΔAURR ×10²", *map(_link, found)], [*rows, ["the best of all", *last]]),
     ]
 
@@ -321,9 +321,9 @@ def _where(found: Sequence[Record]) -> list[str]:
         *(f"[`{name}/`]({name}/README.md): {what}" for name, what in PLANNED.items() if name not in names),
         f"[`{LETTERS}/`]({LETTERS}/README.md): one network on letters of several sizes, to see what the error does",
         "`folder.toml`: a template for your own folders of images",
-        f"`tools/`: what writes a study's README and {FILE}, and this page (`{tool}.results --help`), and the tables "
-        f"of [docs/scores.md](../docs/scores.md) and [docs/bayes.md](../docs/bayes.md) (`{tool}.score_table`, "
-        f"`{tool}.witnesses`)",
+        f"`tools/`: the scripts that write a study's README and {FILE}, and this page (`{tool}.results --help`), and "
+        f"the tables of [docs/scores.md](../docs/scores.md) and [docs/bayes.md](../docs/bayes.md) "
+        f"(`{tool}.score_table`, `{tool}.witnesses`)",
     ]
     return [
         "\n".join(f"- {line}" for line in lines),

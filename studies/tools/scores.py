@@ -25,10 +25,10 @@ TITLES = {
     OTHER: "Other combinations",
 }
 BEST_RULE = (
-    "The best of a family is the one with the lowest AURR at α = β = 0.5, mean over OOD sets and seeds, of one network "
-    "or of all. Not surely worse are those whose interval of the difference to the best includes 0; among them may be "
-    "one that only scatters more. The best was chosen on the test data it is measured on, so that it looks a little "
-    "better than it is. The AURC of each is in summary.csv."
+    "The best of a family has the lowest AURR at α = β = 0.5, as the mean over OOD sets and seeds, of one network or "
+    "of all. A score is not surely worse if the interval of its difference to the best includes 0; some of these may "
+    "only vary more. The best was chosen on the test data that it is measured on, so it looks a little better than it "
+    "is. summary.csv has the AURC of each."
 )
 
 
@@ -56,7 +56,7 @@ def ties(study: Study, scores: Sequence[str], model: str = EVERY) -> tuple[str, 
 
 
 def family_table(study: Study, scores: Sequence[str]) -> str:
-    """Means over networks, and AURR less that of MSP ± half its interval; the best and the not surely worse bold."""
+    """Means over networks, and AURR minus that of MSP ± half its interval; the best and the not surely worse bold."""
     best, equal = ties(study, scores)
     rows = []
     for score in by_aurr(study, scores):
@@ -162,7 +162,7 @@ def score_sections(study: Study) -> list[str]:
     best, close = ties(study, study.scores)
     same = listed([f"`{score}`" for score in close], 8) if close else "none"
     parts.append(
-        "In brackets: how many others of the family are not surely worse. Over all networks the best of all is "
+        "In brackets is how many others of the family are not surely worse. Over all networks the best of all is "
         f"`{best}`; not surely worse: {same}."
     )
     parts.append(outside_softmax(study, found.get(ALONE, [])))
@@ -170,7 +170,7 @@ def score_sections(study: Study) -> list[str]:
     parts.append(
         "The tables have means over the networks and, in brackets, the difference in AURR to MSP ± half its 95% "
         "interval; comparisons.csv, which `measure` writes, has those of the AUROC. "
-        "Bold are the best of a table and those that are not surely worse."
+        "In bold are the best of a table and those that are not surely worse."
     )
     for family, members in found.items():
         shown = members if BASELINE in members else [*members, BASELINE]

@@ -86,13 +86,13 @@ def _differences(study: Study, experiments: dict[str, Experiment]) -> str:
     lines = [
         f"{_all(e.model.num_classes for e in some)} classes of {images} at "
         f"{_all(e.preprocess.size for e in some)} px "
-        f"for {PAPER_CLASSES} of ImageNet at {PAPER_PIXELS}.",
+        f"instead of {PAPER_CLASSES} of ImageNet at {PAPER_PIXELS}.",
         "" if trains else "The networks are published ones, trained by others: there is one run of each.",
         "The first layers reduce an image half as much as the networks' own, to suit its size."
         if any(experiment.model.stem != "own" for experiment in some)
         else "",
-        f"{_all(train.epochs for train in trains)} epochs for {PAPER_EPOCHS}"
-        f"{', with the steps of the learning rate at the same shares' if same else ''}; {study.seed_words}, for "
+        f"{_all(train.epochs for train in trains)} epochs instead of {PAPER_EPOCHS}"
+        f"{', with the steps of the learning rate at the same shares' if same else ''}; {study.seed_words}, instead of "
         f"{PAPER_SEEDS}: what the GPU time at hand allowed, by a timed run of a few epochs."
         if trains
         else "",
@@ -102,8 +102,8 @@ def _differences(study: Study, experiments: dict[str, Experiment]) -> str:
             for model, experiment in experiments.items()
             if experiment.train is not None and experiment.train.warmup
         ),
-        f"Other OOD sets{f'; {listed(named_alike)} share a name with the paper’s' if named_alike else ''}. None is "
-        "adversarial.",
+        f"The OOD sets differ{f'; {listed(named_alike)} share a name with the paper’s' if named_alike else ''}. None "
+        "is adversarial.",
         "Scores are fitted in sample, as in the paper." if in_sample else "Scores are fitted by cross-fitting.",
         "Scores that can be tuned are tuned on ID images held out of training."
         if any(experiment.data.validates for experiment in some)
@@ -129,7 +129,7 @@ sirc run studies/{name}/{{{",".join(files)}}}.toml --out again/{name}
 {tool} write again/{name}
 ```
 
-One network alone is repeated and compared with summary.csv, figure by figure, by:
+To repeat one network alone and compare it with summary.csv, number by number:
 
 ```bash
 sirc run studies/{name}/{files[0]}.toml
@@ -167,7 +167,7 @@ def _files(study: Study, beside: Path) -> str:
     known = {
         "results.csv": "every score × OOD set × metric × seed",
         "comparisons.csv": "every difference with its interval",
-        "summary.csv": "the mean and the standard deviation over seeds of each score's main figures",
+        "summary.csv": "the mean and the standard deviation over seeds of each score's main metrics",
         "claims.csv": "every comparison behind a verdict, and how it came out",
         "gap.csv": "how far log(S1max − S1) spreads and what S2 adds, by `python -m studies.tools.gap`",
         "table.md": "the paper's tables for these networks, set by set",
@@ -181,7 +181,7 @@ def _files(study: Study, beside: Path) -> str:
         for name, caption in figures_of(study).items()
         if (beside / "figures" / name).is_file()
     ]
-    return "\n".join(["What else there is:", "", *lines, *shown])
+    return "\n".join(["Other files:", "", *lines, *shown])
 
 
 def _all(values: Iterable[object]) -> str:
@@ -236,7 +236,7 @@ def _speed_note(found: dict[str, list[pd.DataFrame]]) -> str:
     """The experiments ran side by side, so that speeds are shares of one card."""
     return (
         "Validation images are held out of training; the training error is that of augmented images. The "
-        f"{len(found)} kinds were trained side by side on one NVIDIA H200, so that minutes and speeds are those of a "
+        f"{len(found)} kinds were trained side by side on one NVIDIA H200, so minutes and speeds are those of a "
         "shared card."
     )
 

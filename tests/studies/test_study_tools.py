@@ -598,11 +598,11 @@ def test_published_networks_are_described_without_training_or_seeds(scripts, tmp
     text = " ".join((folder / "README.md").read_text(encoding="utf-8").split())
     assert "3 networks (MobileNetV2, EfficientNet-Lite1, MobileNetV1; one run each)" in text
     assert "3,000 images to fit on" in text
-    assert "- 1000 classes of ImageNet at 224 or 240 px for 200 of ImageNet at 224." in text
+    assert "- 1000 classes of ImageNet at 224 or 240 px instead of 200 of ImageNet at 224." in text
     assert "- The networks are published ones, trained by others: there is one run of each." in text
     assert "images in `data/imagenet_1k/` and the weights in `weights/`" in text
     # EfficientNet-Lite2 and -Lite4 have a TOML, but no results here.
     assert "sirc run studies/imagenet_1k/{efficientnet_lite1,mobilenetv1,mobilenetv2}.toml --out" in text
     assert "resamples the images" in text
-    for word in ("epochs for", "seeds each", "--device cuda", "range over seeds"):
+    for word in ("epochs instead of", "seeds each", "--device cuda", "range over seeds"):
         assert word not in text

@@ -40,16 +40,16 @@ def detection_costs_wrong(study: Study) -> Claim:
                 checks.append(Check(model, named(score), outcome, detecting))
     return Claim(
         "Detectors gain at OOD|ID by giving up ID✗|ID✓",
-        "Energy and its like improve plain OOD detection mainly by letting ID✗ in, not by keeping OOD out (shown as a "
-        "figure, without numbers).",
-        "FPR@95 less that of MSP, mean over the OOD sets, with all ID data and with ID✓ as positives. A detector "
+        "Energy and similar scores improve plain OOD detection mainly by accepting ID✗, not by rejecting OOD (shown as "
+        "a figure, without numbers).",
+        "FPR@95 minus that of MSP, mean over the OOD sets, with all ID data and with ID✓ as positives. A detector "
         "bears it out if it is surely better at OOD|ID, surely worse at ID✗|ID✓, and gains less at OOD|ID✓ than at "
         "OOD|ID; one that is surely worse at OOD|ID speaks against it.",
         checks,
         table(["ΔFPR@95", "OOD\\|ID", "OOD\\|ID✓", "ID✗\\|ID✓"], rows),
         {
-            PARTLY: "Where a detector does not even improve OOD|ID, there is nothing to be paid for.",
-            FAILS: "Where a detector does not even improve OOD|ID, there is nothing to be paid for: these networks' "
+            PARTLY: "If a detector does not even improve OOD|ID, there is nothing to pay for.",
+            FAILS: "If a detector does not even improve OOD|ID, there is nothing to pay for: these networks' "
             "logits are worse at it than their softmax.",
             UNDECIDED: "FPR@95 is a noisy measure, and most gains are within its noise.",
         },
@@ -68,8 +68,8 @@ def sirc_detects_too(study: Study) -> Claim:
     return Claim(
         "SIRC is better than MSP at plain OOD detection too",
         "SIRC has better OOD detection and better SCOD than MSP (a figure, without numbers).",
-        "FPR@95 of OOD|ID, and AURR on all OOD data at α = β = 0.5, less those of MSP, for SIRC with Residual; below "
-        "0 bears it out. The table is that of the claim before.",
+        "FPR@95 of OOD|ID, and AURR on all OOD data at α = β = 0.5, minus those of MSP, for SIRC with Residual; below "
+        "0 bears it out. The table is that of the previous claim.",
         checks,
     )
 
@@ -92,7 +92,7 @@ def areas_agree(study: Study) -> Claim:
     return Claim(
         "AURC says what AURR says",
         "Relative to MSP the two behave alike; differences in AURC are harder to see.",
-        "Both, on all OOD data at α = β = 0.5, less those of MSP: the same sure sign bears it out, opposite sure "
+        "Both, on all OOD data at α = β = 0.5, minus those of MSP: the same sure sign bears it out, opposite sure "
         "signs speak against it.",
         checks,
         table(["×10²", "ΔAURR", "ΔAURC"], rows),
@@ -130,13 +130,13 @@ def runs_differ(study: Study) -> Claim:
         "Training runs differ, and most on Noise",
         "Two standard deviations of the AUROC over training runs are largest on Noise and Colorectal; the medians "
         f"over scores and networks begin with {words}, and are ±{old.min():.1f} at the least.",
-        f"The same, median over the paper's scores; Noise among the first {FEW} of the sets bears it out, else it "
+        f"The same, median over the paper's scores; Noise among the first {FEW} of the sets bears it out, otherwise it "
         "speaks against it.",
         checks,
         table(["±2 std of %AUROC", *spread], rows) if spread else "",
         {
-            PARTLY: f"Two standard deviations of {study.seeds} runs are a rough figure.",
-            FAILS: f"Two standard deviations of {study.seeds} runs are a rough figure.",
+            PARTLY: f"Two standard deviations of {study.seeds} runs are a rough estimate.",
+            FAILS: f"Two standard deviations of {study.seeds} runs are a rough estimate.",
         },
         by_network=True,
     )

@@ -36,7 +36,7 @@ def _at(at: tuple[float, float]) -> str:
 def swept(
     study: Study, scores: Sequence[str], negatives: Sequence[str], settings: Sequence[tuple[float, float]], *, up: bool
 ) -> list[Check]:
-    """AURR less that of MSP at some (α, β); `up`: a claim that it is higher, which is worse."""
+    """AURR minus that of MSP at some (α, β); `up`: a claim that it is higher, which is worse."""
     checks = []
     for model in study.models:
         for score in scores:
@@ -50,7 +50,7 @@ def swept(
 
 
 def sweep_table(study: Study, scores: Sequence[str], negatives: Sequence[str], metric: str = "aurr") -> str:
-    """A metric less that of MSP, ×100, for every network at each α and each β; surely better ones in bold."""
+    """A metric minus that of MSP, ×100, for every network at each α and each β; surely better ones in bold."""
     name = {"aurr": "ΔAURR ×10²", "risk@95": "ΔRisk@95 ×10²"}[metric]
     header = [name, *(f"α {a:g}" for a in LEVELS), *(f"β {b:g}" for b in LEVELS if b != MIDDLE[1])]
     settings = [*((a, 0.5) for a in LEVELS), *((0.5, b) for b in LEVELS if b != MIDDLE[1])]
@@ -73,10 +73,10 @@ def detectors_are_worse(study: Study) -> Claim:
         "OOD detectors are worse than MSP for SCOD",
         "Existing OOD detection methods fail to match MSP where ID✗ and OOD are to be rejected together (a figure, "
         "without numbers).",
-        "AURR on all OOD data at α = β = 0.5, ×10², less that of MSP; above 0, which is worse, bears it out.",
+        "AURR on all OOD data at α = β = 0.5, ×10², minus that of MSP; above 0, which is worse, bears it out.",
         [Check(m, named(s), above(i), i, fine=True) for m, s, _, i in differences(study, pairs, POOLED, "aurr")],
         aurr_table(study, pairs),
-        {PARTLY: "A detector that is strong enough on these OOD sets pays for what it loses on ID✗."},
+        {PARTLY: "A detector that is strong enough on these OOD sets makes up for what it loses on ID✗."},
     )
 
 
@@ -86,15 +86,15 @@ def sirc_is_no_worse(study: Study) -> Claim:
     return Claim(
         "SIRC matches or beats MSP for SCOD",
         "SIRC consistently matches or outperforms MSP, over OOD sets and networks (a figure, without numbers).",
-        f"The same for the paper's six; below +{MATCHED} bears it out.",
+        f"The same for the paper's six forms of SIRC; below +{MATCHED} bears it out.",
         [
             Check(m, named(s), below(i, MATCHED), i, fine=True)
             for m, s, _, i in differences(study, pairs, POOLED, "aurr")
         ],
         aurr_table(study, pairs),
         {
-            PARTLY: "Where it does not, S2 tells too little of these OOD sets to pay for what it costs on ID✗.",
-            FAILS: "S2 tells too little of these OOD sets to pay for what it costs on ID✗.",
+            PARTLY: "Where it does not, S2 is too poor on these OOD sets to make up for what it costs on ID✗.",
+            FAILS: "S2 is too poor on these OOD sets to make up for what it costs on ID✗.",
         },
     )
 
@@ -114,13 +114,13 @@ def msp_is_best_where_wrong_dominates(study: Study) -> Claim:
     return Claim(
         "MSP is best where ID✗ dominates the risk",
         "With α or β near 1 no method has a lower AURR than MSP.",
-        f"AURR on all OOD data less that of MSP, at {_at(HIGH[0])} and at {_at(HIGH[1])}, for the scores of "
+        f"AURR on all OOD data minus that of MSP, at {_at(HIGH[0])} and at {_at(HIGH[1])}, for the scores of "
         "the table; above 0, which is worse, bears it out.",
         swept(study, SWEPT, (POOLED,), HIGH, up=True),
         sweep_table(study, SWEPT, (POOLED,)),
         {
-            PARTLY: "SIRC stays so close to its S1 on ID✗|ID✓ that what is left of the OOD data can still pay for it.",
-            FAILS: "SIRC stays so close to its S1 on ID✗|ID✓ that what is left of the OOD data still pays for it.",
+            PARTLY: "SIRC stays so close to its S1 on ID✗|ID✓ that a gain on few OOD data can still make up for it.",
+            FAILS: "SIRC stays so close to its S1 on ID✗|ID✓ that a gain on few OOD data still makes up for it.",
         },
     )
 
@@ -129,16 +129,16 @@ def sirc_wins_elsewhere(study: Study) -> Claim:
     """'SIRC (−H, Res.) … only doing worse for ID✗ dominated cases (α, β close to 1).'"""
     return Claim(
         f"{named(BEST)} beats MSP unless α or β is near 1",
-        "It is the one that improves on MSP most consistently, over Close, Far and all OOD data.",
-        f"AURR of {named(BEST)} less that of MSP at α and β of {', '.join(f'{x:g}' for x in LEVELS[:-1])}, the other "
+        "It improves on MSP most consistently, over Close, Far and all OOD data.",
+        f"AURR of {named(BEST)} minus that of MSP at α and β of {', '.join(f'{x:g}' for x in LEVELS[:-1])}, the other "
         "at 0.5, on all, Close and Far OOD data; below 0 bears it out.",
         swept(study, (BEST,), (POOLED, *study.groups), LOWER, up=False),
         f"{sweep_table(study, (BEST,), list(study.groups))}\n\nRisk@95 on all OOD "
         f"data:\n\n{sweep_table(study, (BEST, 'energy', 'vim'), (POOLED,), 'risk@95')}",
         {
-            PARTLY: "What SIRC gains comes from S2; on OOD data that S2 cannot tell from ID data only the price is "
+            PARTLY: "SIRC's gain comes from S2; on OOD data that S2 cannot separate from ID data, only the cost is "
             "left.",
-            FAILS: "What SIRC gains comes from S2; on OOD data that S2 cannot tell from ID data only the price is "
+            FAILS: "SIRC's gain comes from S2; on OOD data that S2 cannot separate from ID data, only the cost is "
             "left.",
         },
     )
@@ -150,12 +150,12 @@ def detectors_on_close(study: Study) -> Claim:
     return Claim(
         "Energy and ViM are always worse than MSP on Close OOD data",
         "On its Close sets both have a higher AURR than MSP whatever α and β are.",
-        "AURR on Close OOD data less that of MSP at every α and β of the table; above 0 bears it out.",
+        "AURR on Close OOD data minus that of MSP at every α and β of the table; above 0 bears it out.",
         swept(study, ("energy", "vim"), ("Close",), settings, up=True),
         sweep_table(study, ("energy", "vim"), ("Close",)) if "Close" in study.groups else "",
         {
             PARTLY: "Leaves on a plain ground are Close by our grouping, but not to a detector that reads features.",
-            FAILS: "The Close sets of this study are others; leaves on a plain ground, say, are easy for "
+            FAILS: "The Close sets differ from the paper's; leaves on a plain ground, for example, are easy for "
             "feature-based detectors.",
         },
     )
@@ -166,14 +166,14 @@ def detectors_on_far(study: Study) -> Claim:
     return Claim(
         "Energy and ViM beat MSP on Far OOD data at low α",
         "On its Far sets both have a clearly lower AURR than MSP once OOD data are common.",
-        f"AURR on Far OOD data less that of MSP at α of {' and '.join(f'{a:g}' for a, _ in LOW_ALPHA)}, β = 0.5; "
+        f"AURR on Far OOD data minus that of MSP at α of {' and '.join(f'{a:g}' for a, _ in LOW_ALPHA)}, β = 0.5; "
         "below 0 bears it out.",
         swept(study, ("energy", "vim"), ("Far",), LOW_ALPHA, up=False),
         sweep_table(study, ("energy", "vim"), ("Far",)) if "Far" in study.groups else "",
         {
-            PARTLY: "ViM has Residual to go by, Energy only the size of the logits, and simple images can have large "
+            PARTLY: "ViM also uses Residual, Energy only the size of the logits, and simple images can have large "
             "ones.",
-            FAILS: "Simple images can have large logits, and Energy goes by their size; ViM has Residual to go by, "
-            "which can be near or below chance on Far sets, too.",
+            FAILS: "Simple images can have large logits, and Energy measures their size; ViM also uses Residual, which "
+            "can be near or below chance on Far sets, too.",
         },
     )

@@ -17,8 +17,8 @@ TOLERANCE = 0.2  # points of AUROC: the paper's "negligible"
 SMALL = 1.0  # points of FPR@95: what the paper's example loses at most
 CHANCE = 50.0  # %AUROC
 SELDOM_SURE = (
-    "Where a network is seldom sure, S1 lies far from its maximum and spans less, and the factor by which S2 stretches "
-    "that distance may move a row past more others. `sirc(…, budget=…)` bounds what is lost."
+    "If a network is seldom sure, S1 is far from its maximum and varies less, so the factor by which S2 stretches that "
+    "distance may move a row past more others. `sirc(…, budget=…)` limits the loss."
 )
 
 
@@ -42,14 +42,14 @@ def detectors_lose_wrong(study: Study) -> Claim:
     known = [value for value in least if not math.isnan(value)]
     return Claim(
         "OOD detectors lose ID✗|ID✓ against MSP",
-        f"Scores that leave the softmax behind tell wrong from right predictions worse: by {span(lost)} points of "
+        f"Detectors separate wrong from right predictions worse than MSP: by {span(lost)} points of "
         "AUROC in its table, down to chance.",
-        "AUROC of ID✗|ID✓ less that of MSP, in points; below 0 bears it out. The detectors' own AUROC is "
+        "AUROC of ID✗|ID✓ minus that of MSP, in points; below 0 bears it out. The detectors' own AUROC is "
         f"{min(known, default=math.nan):.1f} to {max(known, default=math.nan):.1f}%.",
         [Check(m, named(s), below(i), i) for m, s, _, i in differences(study, pairs, WRONG, "auroc")],
         by_network(study, pairs, WRONG, "auroc"),
         {
-            PARTLY: "The loss is the rule; some networks leave traces of their errors outside the softmax, too.",
+            PARTLY: "Most detectors lose; some networks leave traces of their errors outside the softmax, too.",
             FAILS: "These networks leave traces of their errors outside the softmax.",
         },
     )
@@ -82,7 +82,7 @@ def detectors_are_inconsistent(study: Study) -> Claim:
         table(["better / worse", "paper", *study.models], rows),
         {
             PARTLY: "A detector without a sure loss on these sets may meet one on others.",
-            FAILS: "These OOD sets may lie where feature-based detectors are strong.",
+            FAILS: "Feature-based detectors may be strong on these OOD sets.",
         },
     )
 
@@ -94,12 +94,12 @@ def sirc_keeps_wrong(study: Study) -> Claim:
     return Claim(
         "SIRC keeps the ID✗|ID✓ of its S1",
         f"SIRC costs less than {TOLERANCE} points of AUROC; in its table the change is {span(lost, 2)}.",
-        f"AUROC of ID✗|ID✓ less that of S1; above −{TOLERANCE} bears it out.",
+        f"AUROC of ID✗|ID✓ minus that of S1; above −{TOLERANCE} bears it out.",
         [Check(m, named(s), above(i, -TOLERANCE), i) for m, s, _, i in differences(study, pairs, WRONG, "auroc")],
         by_network(study, pairs, WRONG, "auroc"),
         {
-            PARTLY: f"What is lost depends on S2: one that falls where the network errs helps, one that moves with "
-            f"other things costs. {SELDOM_SURE}",
+            PARTLY: "The loss depends on S2: an S2 that is low where the network errs helps, one that varies for other "
+            f"reasons costs. {SELDOM_SURE}",
             FAILS: SELDOM_SURE,
             UNDECIDED: f"The tolerance of {TOLERANCE} points is smaller than most intervals. "
             f"{_mean_loss(study, pairs)} {SELDOM_SURE}",
@@ -121,12 +121,12 @@ def sirc_raises_ood(study: Study) -> Claim:
     return Claim(
         "SIRC raises the OOD|ID✓ of its S1",
         f"Over the mean of its OOD sets SIRC changes the AUROC by {span(gained)} points.",
-        "AUROC of OOD|ID✓, mean over the sets, less that of S1; above 0 bears it out.",
+        "AUROC of OOD|ID✓, mean over the sets, minus that of S1; above 0 bears it out.",
         [Check(m, named(s), above(i), i) for m, s, _, i in differences(study, pairs, MEAN, "auroc")],
         by_network(study, pairs, MEAN, "auroc"),
         {
-            PARTLY: "Where it does not, S2 itself does not tell these OOD sets from ID data.",
-            FAILS: "S2 itself does not tell these OOD sets from ID data.",
+            PARTLY: "Where it does not, S2 alone does not separate these OOD sets from ID data.",
+            FAILS: "S2 alone does not separate these OOD sets from ID data.",
         },
     )
 
@@ -151,7 +151,7 @@ def sirc_matches_every_set(study: Study) -> Claim:
         "SIRC matches or improves its S1 on every OOD set",
         "SIRC consistently matches or improves S1, set by set: better on most sets, close to S1 on the others. The "
         "table counts the paper's sets on which it was better / worse.",
-        f"AUROC of OOD|ID✓ on each set less that of S1; above −{TOLERANCE} bears it out. The table counts sets that "
+        f"AUROC of OOD|ID✓ on each set minus that of S1; above −{TOLERANCE} bears it out. The table counts sets that "
         "are surely better / surely worse.",
         checks,
         table(["better / worse", "paper", *study.models], rows),
@@ -188,7 +188,7 @@ def sirc_is_robust(study: Study) -> Claim:
         "SIRC is robust to an S2 that fails",
         f"Where S2 alone is worse than chance, SIRC stays close to S1: with Residual at {alone:.1f}% AUROC on "
         f"Colonoscopy (ResNet-50), SIRC(−H, Res.) changes FPR@95 by {signed(example)} points.",
-        f"All cases in which S2 alone is below {CHANCE:.0f}% AUROC: FPR@95 of OOD|ID✓ less that of S1; below "
+        f"All cases in which S2 alone is below {CHANCE:.0f}% AUROC: FPR@95 of OOD|ID✓ minus that of S1; below "
         f"+{SMALL:.0f} point bears it out.",
         checks,
         table(["S2, network, OOD set", "S2 alone", "SIRC(MSP, S2) − MSP", "SIRC(−H, S2) − (−H)", "ViM − Energy"], rows),
@@ -212,8 +212,8 @@ def vim_is_not_robust(study: Study) -> Claim:
         "ViM suffers where Residual fails",
         f"ViM adds Residual to Energy linearly; on Colonoscopy (ResNet-50) its FPR@95 is {example:.1f} points above "
         "that of Energy.",
-        f"All cases in which Residual alone is below {CHANCE:.0f}% AUROC: FPR@95 of ViM less that of Energy; above "
-        f"+{SMALL:.0f} point bears it out. They are in the last column of the table before.",
+        f"All cases in which Residual alone is below {CHANCE:.0f}% AUROC: FPR@95 of ViM minus that of Energy; above "
+        f"+{SMALL:.0f} point bears it out. The last column of the table above has them.",
         checks,
         "",
         {
@@ -243,7 +243,7 @@ def vim_depends_on_the_set(study: Study) -> Claim:
         "What a detector gains depends on the OOD set",
         f"ViM changes the FPR@95 of MSP by {signed(at[best])} points on {best} and by {signed(at[worst])} on {worst} "
         "(ResNet-50); SIRC changes it less, and more consistently for the better.",
-        "FPR@95 of OOD|ID✓ less that of MSP on each set. A detector that is surely better on one set and surely worse "
+        "FPR@95 of OOD|ID✓ minus that of MSP on each set. A detector that is surely better on one set and surely worse "
         "on another bears it out; the same sure sign on all sets speaks against it. The table has the means for ViM "
         f"and SIRC(−H, Res.): {told}.",
         checks,

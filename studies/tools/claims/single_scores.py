@@ -73,13 +73,13 @@ def better_second(study: Study) -> Claim:
         rows.append([named(score), *cells])
     return Claim(
         "Which S2 is better depends on the network",
-        f"SIRC with Residual less SIRC with ‖z‖₁, mean over the OOD sets, in points of AUROC: {words}.",
+        f"SIRC with Residual minus SIRC with ‖z‖₁, mean over the OOD sets, in points of AUROC: {words}.",
         "The same difference; the sign of the paper's network bears it out.",
         checks,
         table(["", *study.shown], rows),
         {
-            PARTLY: "The best S2 depends on the OOD sets as much as on the network, and those are others here.",
-            FAILS: "The best S2 depends on the OOD sets as much as on the network, and those are others here.",
+            PARTLY: "The best S2 depends on the OOD sets as much as on the network, and the sets differ here.",
+            FAILS: "The best S2 depends on the OOD sets as much as on the network, and the sets differ here.",
         },
     )
 
@@ -95,12 +95,12 @@ def distances_are_poor(study: Study) -> Claim:
         "Residual and Mahalanobis alone are poor on networks with batch normalisation",
         f"They do well on BiT's ResNetV2-101 only ({words} AUROC, mean over its OOD sets, MSP {at[BASELINE]:.1f}%), "
         "and fall behind MSP on the networks trained on ImageNet-200.",
-        "AUROC of OOD|ID✓, mean over the sets, less that of MSP; below 0 bears it out.",
+        "AUROC of OOD|ID✓, mean over the sets, minus that of MSP; below 0 bears it out.",
         [Check(m, named(s), below(i), i) for m, s, _, i in differences(study, pairs, MEAN, "auroc")],
         by_network(study, pairs, MEAN, "auroc"),
         {
-            PARTLY: "Far sets may leave the subspace of the training features, and they are others than the paper's.",
-            FAILS: "Far sets may leave the subspace of the training features, and they are others than the paper's.",
+            PARTLY: "Far sets may leave the subspace of the training features, and they differ from the paper's.",
+            FAILS: "Far sets may leave the subspace of the training features, and they differ from the paper's.",
         },
     )
 
@@ -119,7 +119,7 @@ def entropy_trades(study: Study) -> Claim:
     return Claim(
         "−H trades a little ID✗|ID✓ for OOD|ID✓",
         "In its tables the entropy is a little worse than MSP at ID✗|ID✓ and better at OOD|ID✓.",
-        "AUROC of −H less that of MSP; below 0 for ID✗ and above 0 for OOD bear it out: the loss at ID✗ does on "
+        "AUROC of −H minus that of MSP; below 0 for ID✗ and above 0 for OOD bear it out: the loss at ID✗ does on "
         f"{counts[0]} of {len(study.models)} networks, the gain at OOD on {counts[1]}.",
         checks,
         table(["−H − MSP", "paper", *study.shown], rows),
@@ -144,12 +144,12 @@ def doctor_is_between(study: Study) -> Claim:
                     rows.append([f"{model}, {what}", to_msp, to_entropy])
     return Claim(
         "DOCTOR lies between MSP and −H",
-        "DOCTOR in general does something in between, alone and in SIRC.",
-        "AUROC and FPR@95 of ID✗|ID✓ and OOD|ID✓ (mean) less those of MSP and of −H: opposite sure signs bear it out, "
+        "DOCTOR generally lies in between, alone and in SIRC.",
+        "AUROC and FPR@95 of ID✗|ID✓ and OOD|ID✓ (mean) minus those of MSP and of −H: opposite sure signs bear it out, "
         "the same sure sign speaks against it. The table has the AUROC.",
         checks,
         table(["DOCTOR", "− MSP", "− (−H)"], rows),
-        {UNDECIDED: "Most differences to one or the other are too small to tell."},
+        {UNDECIDED: "Most differences to MSP or −H are too small to tell."},
     )
 
 

@@ -10,13 +10,13 @@ from studies.tools.study import Interval, listed
 YES, NO, OPEN = "for", "against", "open"
 HOLDS, PARTLY, FAILS, UNDECIDED, UNTESTED = "holds", "holds in part", "does not hold", "undecided", "not tested"
 RULE = (
-    "A claim is taken apart into comparisons, each for one network (over its seeds, where it has several), and all "
-    "count alike. A comparison bears the claim out, or speaks against it, if its whole 95% interval does; otherwise "
-    "it leaves it open. The claim **holds** if every comparison bears it out. It is **undecided** if more than half "
-    "leave it open. Else it **holds in part** if more bear it out than speak against it, and **does not hold** if "
-    "not. The same rule gives a verdict for each network by itself, with its comparisons for / against / open, and "
-    "for all networks together, by the means of their differences: these intervals are the narrowest. In tables over "
-    "α and β, bold is surely below 0."
+    "Each claim is split into comparisons, each for one network (over its seeds, if there are several), and all count "
+    "alike. A comparison bears the claim out, or speaks against it, if its whole 95% interval does; it is open if the "
+    "difference is too small for its interval. The claim **holds** if every comparison bears it out. It is "
+    "**undecided** if more than half are open. Otherwise it **holds in part** if more bear it out than speak against "
+    "it, and **does not hold** if not. The same rule gives a verdict for each network by itself, with its comparisons "
+    "for / against / open, and for all networks together, by the means of their differences: these intervals are the "
+    "narrowest. In tables over α and β, bold is surely below 0."
 )
 
 
@@ -113,13 +113,8 @@ class Claim:
 
     def _why(self) -> str:
         """Why it may be so; a reason for what speaks against a claim is none where nothing does."""
-        yes, no, _ = self.counts
-        if self.verdict == PARTLY and not no:
-            return "Nothing speaks against it; where it is open, the difference is too small for its interval."
-        if self.verdict == UNDECIDED and UNDECIDED not in self.why:
-            more = " Of the sure ones, more speak against it than for it." if no > yes else ""
-            return f"Most intervals are too wide to tell.{more}"
-        return self.why.get(self.verdict, "")
+        _, no, _ = self.counts
+        return "" if self.verdict == PARTLY and not no else self.why.get(self.verdict, "")
 
 
 def _clause(verdict: str) -> str:
