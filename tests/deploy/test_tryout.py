@@ -308,7 +308,7 @@ def test_a_store_must_be_of_these_images_and_of_this_network(guard, training, tm
         return sirc.OutputStore.from_outputs(tmp_path / name, outputs, **options).path
 
     for made, words in (
-        (kept("fewer", rows[:20]), r"it has 20, the folder 30\. Name the folder that they were made of"),
+        (kept("fewer", rows[:20]), r"it has 20, the folder 30\. Name the folder that they were made from"),
         (kept("plain", sirc.Outputs(rows.logits, labels=rows.labels)), "those of '.*plain' have none"),
         (kept("other", rows, model="another"), "is a store from another model"),
         (kept("elsewhere", rows, model=model, data="others"), "is a store from other data"),

@@ -73,16 +73,15 @@ class Service:
 
     async def predict(self, request: Request) -> Response:
         """Answer a request with decisions, or with an error."""
-        began, name = time.monotonic(), _name_of(request)
-        with self.metrics.in_progress.track_inprogress():
-            refused = None
+        name, kind = _name_of(request), None
+        with self.metrics.in_progress.track_inprogress(), self.metrics.seconds.time():
             try:
                 answer = JSONResponse(self._as_json(await self._answer(request, name)))
             except Exception as error:
                 refused = RefusedError.because(error)
-                answer = refused.answer()
+                answer, kind = refused.answer(), refused.kind
         answer.headers["X-Request-ID"] = name
-        self.metrics.count_request(answer.status_code, refused and refused.kind, time.monotonic() - began)
+        self.metrics.count_request(answer.status_code, kind)
         return answer
 
     async def _answer(self, request: Request, name: str) -> list[OnnxRow]:
@@ -258,7 +257,7 @@ class Metrics:
         text = "Confidences; the bounds are the calibration's twentieths, where it is known, and the threshold."
         self._confidence = Histogram("sirc_confidence", text, buckets=_buckets(model), registry=registry)
         text = "From the request's head to its answer."
-        self._seconds = Histogram("sirc_request_seconds", text, buckets=_SECONDS, registry=registry)
+        self.seconds = Histogram("sirc_request_seconds", text, buckets=_SECONDS, registry=registry)
         self.in_progress = gauge("sirc_requests_in_progress", "Requests begun and not answered.")
         gauge("sirc_threshold", "Images are accepted from this confidence on.").set(model.threshold.value)
         if (promised := model.threshold.estimates.get("coverage")) is not None:
@@ -277,10 +276,9 @@ class Metrics:
             else:
                 self._nonfinite.inc()
 
-    def count_request(self, status: int, kind: str | None, seconds: float) -> None:
-        """Count an answered request."""
+    def count_request(self, status: int, kind: str | None) -> None:
+        """Count an answered request, and the kind of its error if it has one."""
         self._requests.labels(str(status)).inc()
-        self._seconds.observe(seconds)
         if kind is not None:
             self._errors.labels(kind).inc()
 
