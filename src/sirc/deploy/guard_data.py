@@ -35,14 +35,14 @@ def opened(source: Any, classes: Sequence[str] | None = None, *, labelled: bool 
 
 def numbered_by(val: Any, names: Sequence[str]) -> Any:
     """Number the classes of validation images as the network does, or warn if only the user can do that."""
-    found = class_names_in(val)
-    if not set(found) <= set(names):  # `names` may call the same classes by other names
+    classes = class_names_in(val)
+    if not set(classes) <= set(names):  # `names` may call the same classes by other names
         return val
     if isinstance(val, ImageSet):
-        return val.numbered_by(names) if found else val
-    if other := next((name for name, place in zip(found, names, strict=False) if name != place), None):
+        return val.numbered_by(names) if classes else val
+    if other := next((name for name, place in zip(classes, names, strict=False) if name != place), None):
         warn(
-            f"the validation data number {quoted(other)} as class {found.index(other)}, the network as "
+            f"the validation data number {quoted(other)} as class {classes.index(other)}, the network as "
             f"{list(names).index(other)}: a dataset that lacks a class gives other numbers to those after it. Number "
             "the labels as the outputs are; `sirc.data.image_folder(PATH, classes=…)` does."
         )
@@ -53,8 +53,8 @@ def class_names_in(source: Any) -> list[str]:
     """The class names of a dataset, also inside a loader or subset; empty if they are not known."""
     while not hasattr(source, "classes") and isinstance(source, DataLoader | Subset):  # other wrappers may renumber
         source = source.dataset
-    found = () if getattr(source, "target_transform", None) else getattr(source, "classes", ())
-    return list(found) if isinstance(found, list | tuple) and all(isinstance(name, str) for name in found) else []
+    known = () if getattr(source, "target_transform", None) else getattr(source, "classes", ())
+    return list(known) if isinstance(known, list | tuple) and all(isinstance(name, str) for name in known) else []
 
 
 def is_unprepared(source: object) -> TypeGuard[ImageSet]:

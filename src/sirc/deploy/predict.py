@@ -123,8 +123,8 @@ def _digest_of_files(root: PathLike, names: Sequence[str]) -> str:
     for name in names:
         digest.update(os.fsencode(name) + b"\0")
         with suppress(OSError):  # a dangling link is a broken image
-            found = os.stat(Path(root, name))
-            digest.update(f"{found.st_size} {found.st_mtime_ns}".encode())
+            status = os.stat(Path(root, name))
+            digest.update(f"{status.st_size} {status.st_mtime_ns}".encode())
     return digest.hexdigest()
 
 
@@ -170,15 +170,15 @@ class Decider:
             self._model: OnnxModel | SelectiveClassifier = classifier
         else:
             self._model = OnnxModel(classifier, threads=threads)
-        found = preprocess or self._model.preprocess
-        if found is None:
+        chosen = preprocess or self._model.preprocess
+        if chosen is None:
             raise ValueError(
                 "images must be prepared as the model was trained; this classifier does not say how. Pass "
                 "`preprocess=…`, or give the classifier a `preprocess` before it is saved"
             )
-        self.preprocess, self._steps = found, found.test()
+        self.preprocess, self._steps = chosen, chosen.test()
         # Images of different sizes cannot form a batch.
-        self._one_size = found.crop is not None or isinstance(found.resize, tuple)
+        self._one_size = chosen.crop is not None or isinstance(chosen.resize, tuple)
         self.batch_size = check_positive("batch_size", batch_size) if self._one_size else 1
 
     def prepare(self, image: Image) -> Tensor:

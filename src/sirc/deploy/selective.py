@@ -471,8 +471,7 @@ class SelectiveClassifier(nn.Module):
         outside, sliders = [], "The sliders show other thresholds, each by its recall of these validation rows."
         if threshold.value < math.inf:
             outside = [f"Of OOD input it accepts {listed(counts)}."] if counts else []
-            own = f"threshold is {threshold.value:.6g}, with a recall of {percent(recall)} of them."
-            sliders += f" This classifier's own {own}"
+            sliders += f" This classifier's own is {threshold.value:.6g}, with a recall of {percent(recall)} of them."
         notes = [done, accepts, *outside, *promises, sliders]
         return ev.report(path, title=title or "What this classifier accepts", notes=notes, overwrite=overwrite)
 

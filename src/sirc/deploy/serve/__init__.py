@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable
 
 import sirc
-from sirc._utils.checks import check_path
 from sirc._utils.files import PathLike
 from sirc._utils.imports import needing
 from sirc._utils.text import closest, shorten
@@ -60,16 +59,13 @@ def make_app(
         if name not in known:
             raise ValueError(f"a limit must be one of {', '.join(known)}; got {shorten(name)}.{closest(name, known)}")
     checked = Limits(**limits)  # type: ignore[arg-type]
-    for name, place in (("state", state), ("log", log)):
-        if place is not None:
-            check_path(name, place)
     model = OnnxModel(onnx_path, threads=threads)
     watch = Watch(model, state, log, delta)
     service = Service(model, checked, watch)
     # Without FastAPI's own pages, which load scripts from elsewhere.
     app = FastAPI(
         title="sirc",
-        summary="A classifier that knows when to keep quiet.",
+        summary="A classifier that rejects inputs it may be wrong about.",
         version=sirc.__version__,
         docs_url=None,
         redoc_url=None,

@@ -146,24 +146,24 @@ function drawShare(history) {
 }
 
 /** Set a text. An unchanged text is left alone, so that screen readers do not repeat it. */
-function tell(id, text) {
+function setText(id, text) {
   if (byId(id).textContent !== text) byId(id).textContent = text;
 }
 
 function show({ running, title, words, report, history }) {
   const seen = running ? report.sizes.production : 0;
-  tell("title", title);
+  setText("title", title);
   byId("status").className = `card ${!seen ? "" : report.alarm ? "bad" : report.ood_share > 0 ? "some" : "good"}`;
   document.title = report?.alarm ? "ALARM · sirc" : "sirc";
-  tell("seen", running ? words.rows ?? "The charts begin with the first image." : words.why);
+  setText("seen", running ? words.rows ?? "The charts begin with the first image." : words.why);
   byId("charts").hidden = !seen;
   if (!seen) return;
-  tell("rate", percent(report.rate));
-  tell("rate-words", `promised ${words.promised}`);
-  tell("evidence", `e = ${report.e_value < 1e4 ? rounded(report.e_value) : power(Math.log10(report.e_value))}`);
-  tell("evidence-words", `p = ${rounded(report.p_value)}; the alarm is at p ≤ ${report.delta / 2}, e ≥ ${rounded(2 / report.delta)}`);
-  tell("ood", atLeast(report.ood_share));
-  tell("ood-words", words["OOD share"]);
+  setText("rate", percent(report.rate));
+  setText("rate-words", `promised ${words.promised}`);
+  setText("evidence", `e = ${report.e_value < 1e4 ? rounded(report.e_value) : power(Math.log10(report.e_value))}`);
+  setText("evidence-words", `p = ${rounded(report.p_value)}; the alarm is at p ≤ ${report.delta / 2}, e ≥ ${rounded(2 / report.delta)}`);
+  setText("ood", atLeast(report.ood_share));
+  setText("ood-words", words["OOD share"]);
   drawRate(history, report);
   drawEvidence(history, report);
   drawShare(history);
@@ -179,8 +179,8 @@ async function describe() {
   const about = await get("./");
   const classes = about.num_classes ? `${about.num_classes} classes, ` : "";
   const limit = typeof about.threshold === "number" ? rounded(about.threshold, 5) : about.threshold.replace("-", "−");
-  tell("about", `${about.service}: ${classes}score ${about.spec}, threshold ${limit}`);
-  tell("guarantee", about.guarantee);
+  setText("about", `${about.service}: ${classes}score ${about.spec}, threshold ${limit}`);
+  setText("guarantee", about.guarantee);
 }
 
 let described = false;
@@ -193,11 +193,11 @@ async function ask() {
       described = true;
       show(await get("monitor"));
       answered = new Date().toLocaleTimeString();
-      tell("asked", `asked at ${answered}`);
+      setText("asked", `asked at ${answered}`);
     }
     document.documentElement.dataset.ready = "";
   } catch (error) {
-    tell("asked", `no answer since ${answered}: ${error.message}`);
+    setText("asked", `no answer since ${answered}: ${error.message}`);
   }
   setTimeout(ask, 1000 * SECONDS);
 }

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from sirc._utils.checks import check_path
 from sirc._utils.files import PathLike, atomic_write, read_safetensors, try_lock, write_safetensors
 from sirc._utils.imports import needing
 from sirc.deploy.monitor import Monitor, Monitoring
@@ -49,7 +50,7 @@ class Watch:
     ) -> None:
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._model, self._delta = model, delta
-        self._state = None if state is None else Path(state)
+        self._state = None if state is None else check_path("state", state)
         self._history: list[tuple[float, ...]] = []
         self._now, self._saved = 0.0, -1
         self.why_not = _why_not(model)
@@ -231,7 +232,7 @@ class DecisionLog:
     def __init__(self, folder: PathLike) -> None:
         with needing("a log of decisions", "pyarrow", "serve"):
             import pyarrow.parquet  # noqa: F401
-        self.folder = Path(folder)
+        self.folder = check_path("log", folder)
         if self.folder.suffix != ".parquet":
             raise ValueError(f"a log must be a folder whose name ends in `.parquet`; got '{folder}'. Rename it")
         if self.folder.exists() and not self.folder.is_dir():

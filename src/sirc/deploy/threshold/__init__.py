@@ -13,8 +13,8 @@ Example:
     >>> import numpy as np
     >>> from sirc import threshold
     >>> confidence = np.arange(100.0)
-    >>> found = threshold.at_recall(confidence, correct=confidence >= 20, recall=0.9, delta=0.05)
-    >>> found.value, found.bounds, int((confidence >= found.value).sum())
+    >>> chosen = threshold.at_recall(confidence, correct=confidence >= 20, recall=0.9, delta=0.05)
+    >>> chosen.value, chosen.bounds, int((confidence >= chosen.value).sum())
     (23.0, {'recall': 0.9}, 77)
 """
 

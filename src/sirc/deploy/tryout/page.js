@@ -51,10 +51,10 @@ async function take(file) {
   try {
     const options = { method: "POST", body: file, headers: { "Content-Type": "application/octet-stream" } };
     const response = await fetch("/decide", { ...options, signal: mine.signal });
-    const told = await response.json();
+    const answer = await response.json();
     if (mine !== asking) return;
-    if (response.ok) tell(told, file.name);
-    else fail(sentence(told.error));
+    if (response.ok) showDecision(answer, file.name);
+    else fail(sentence(answer.error));
   } catch (error) {
     if (mine === asking && error.name !== "AbortError") fail("The program behind this page does not answer.");
   }
@@ -91,30 +91,30 @@ function verdict(kicker, answer, words, guess) {
   byId("verdict").ariaBusy = "false";
 }
 
-function tell(told, name) {
-  latest = told;
-  byId("verdict").dataset.accepted = told.accepted;
-  const guess = told.accepted || !told.top.length ? "" : `Its guess would be ${told.class}.`;
-  const [kicker, answer] = told.accepted ? ["✓ Accepted", told.class] : ["? Rejected", "I don't know"];
-  verdict(kicker, answer, told.words, guess);
-  byId("seen-image").src = told.seen;
+function showDecision(decision, name) {
+  latest = decision;
+  byId("verdict").dataset.accepted = decision.accepted;
+  const guess = decision.accepted || !decision.top.length ? "" : `Its guess would be ${decision.class}.`;
+  const [kicker, answer] = decision.accepted ? ["✓ Accepted", decision.class] : ["? Rejected", "I don't know"];
+  verdict(kicker, answer, decision.words, guess);
+  byId("seen-image").src = decision.seen;
   byId("seen-image").alt = `${name} as it is prepared for the network`;
   byId("seen-image").onload = () => byId("seen-image").classList.toggle("few", byId("seen-image").naturalWidth < 96);
-  byId("seen-size").textContent = `${told.size} pixels`;
+  byId("seen-size").textContent = `${decision.size} pixels`;
   byId("seen").hidden = false;
-  byId("standing").textContent = told.standing;
+  byId("standing").textContent = decision.standing;
   byId("place").hidden = false;
   drawPlace();
-  byId("classes").hidden = !told.top.length;
-  byId("top").replaceChildren(...told.top.map(classRow));
+  byId("classes").hidden = !decision.top.length;
+  byId("top").replaceChildren(...decision.top.map(classRow));
   byId("near").hidden = false;
-  if (told.nearest.length) {
-    const same = told.nearest.filter((image) => image.class === told.class).length;
-    const most = told.nearest.length;
+  if (decision.nearest.length) {
+    const same = decision.nearest.filter((image) => image.class === decision.class).length;
+    const most = decision.nearest.length;
     byId("near-words").textContent =
-      `By the angle between their features and this image's; 1 is the same direction. ${same} of ${most} are ${told.class}.`;
+      `By the angle between their features and this image's; 1 is the same direction. ${same} of ${most} are ${decision.class}.`;
   }
-  byId("nearest").replaceChildren(...told.nearest.map(neighbour));
+  byId("nearest").replaceChildren(...decision.nearest.map(neighbour));
   byId("verdict").scrollIntoView({ block: "nearest" });
 }
 
