@@ -128,8 +128,8 @@ def guard(
     """
     model = _as_one(model)
     check_type("model", model, nn.Module | str, "a torch.nn.Module, a list of them, or the name of one")
-    ways = "Or pass datasets that prepare their images."
-    check_type("preprocess", preprocess, Preprocess | Mapping | None, "a `sirc.data.Preprocess`, or a dict", ways)
+    hint = "Or pass datasets that prepare their images."
+    check_type("preprocess", preprocess, Preprocess | Mapping | None, "a `sirc.data.Preprocess`, or a dict", hint)
     check_type("head", head, Head | str | None, "a `sirc.Head`, or the name of a layer")
     path = None if path is None else check_path("path", path)
     promise = Promise.of(recall, risk, delta, val)

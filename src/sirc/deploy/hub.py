@@ -184,5 +184,5 @@ def _in_words(repo_id: str, revision: str | None = None) -> Iterator[None]:
         raise FileNotFoundError(text) from error
     except failures as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        way = _LOG_IN if status in (401, 403) else "Check the connection, or try again later"
-        raise ConnectionError(f"the Hub did not take or give '{repo_id}': {first_line(error)} {way}") from error
+        advice = _LOG_IN if status in (401, 403) else "Check the connection, or try again later"
+        raise ConnectionError(f"the Hub did not take or give '{repo_id}': {first_line(error)} {advice}") from error

@@ -138,10 +138,9 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         """Make the guard; the first of several processes writes its file."""
         if self._best:
             _load_best(pl_module, trainer)
-        # The trainer has moved the network to the CPU by now; it is moved back there afterwards.
-        where, left = {"device": trainer.strategy.root_device}, pl_module.device
-        made = guard(pl_module, self._train, self._val, score=self._score, **where | self._options)
-        self.guard = made.to(left)
+        device = pl_module.device  # the trainer has moved the network to the CPU by now
+        options = {"device": trainer.strategy.root_device, **self._options}
+        self.guard = guard(pl_module, self._train, self._val, score=self._score, **options).to(device)
         if trainer.is_global_zero:
             self.guard.save(self._path, overwrite=self._overwrite)
 

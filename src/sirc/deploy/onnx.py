@@ -296,8 +296,8 @@ class OnnxGraph:
         for name, values in given.items():
             check_same_length(name, values, self.inputs[0], given[self.inputs[0]])
         columns = self._session.run(self._outputs, {name: x.numpy() for name, x in given.items()})
-        words = self._reasons
-        return OnnxDecision(*columns[:3]), None if words is None else [words[number] for number in columns[3].tolist()]
+        reasons = None if self._reasons is None else [self._reasons[number] for number in columns[3].tolist()]
+        return OnnxDecision(*columns[:3]), reasons
 
     def rows(self, batch: ArrayLike | Mapping[str, ArrayLike]) -> list[OnnxRow]:
         """Decide; return one row for each input."""

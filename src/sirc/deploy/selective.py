@@ -471,7 +471,8 @@ class SelectiveClassifier(nn.Module):
         outside, sliders = [], "The sliders show other thresholds, each by its recall of these validation rows."
         if threshold.value < math.inf:
             outside = [f"Of OOD input it accepts {listed(counts)}."] if counts else []
-            sliders += f" This classifier's own is {threshold.value:.6g}, with a recall of {percent(recall)} of them."
+            own = f"{threshold.value:.6g}, with a recall of {percent(recall)} of them"
+            sliders += f" This classifier's own threshold is {own}."
         notes = [done, accepts, *outside, *promises, sliders]
         return ev.report(path, title=title or "What this classifier accepts", notes=notes, overwrite=overwrite)
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -162,8 +162,6 @@ class Watch:
                 yield
             finally:
                 task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
                 await asyncio.to_thread(self._try_to_write)
 
     async def _keep_writing(self) -> None:
