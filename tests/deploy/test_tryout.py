@@ -149,7 +149,7 @@ def test_a_failure_of_the_network_is_told_without_its_details(client, guard, mon
     def fail(_):
         raise RuntimeError("out of memory at 0x123")
 
-    monkeypatch.setattr(guard, "explain", fail)
+    monkeypatch.setattr(guard, "outputs", fail)
     answer = ask(client, encoded(1))
     assert (answer.status_code, answer.json()["kind"]) == (500, "internal")
     assert "0x123" not in answer.text

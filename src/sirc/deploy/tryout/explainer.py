@@ -73,10 +73,10 @@ class Explainer:
         prepared = self._geometry(decode(upload))
         images = self._normalise(prepared)[None]
         with self._decider.refusing_sizes(images):
-            decision, (reason,) = self.guard.explain(images)
-            features = None if self._neighbours is None else self.guard.outputs(images)[1]
-        confidence, accepted = float(decision.confidence[0]), bool(decision.accepted[0])
-        label = int(decision.label[0])
+            logits, features = self.guard.outputs(images)
+        columns = self.guard.scoring.explain(logits, features)
+        label, confidence, accepted, number = (column.tolist()[0] for column in columns)
+        reason = self.guard.scoring.reasons[number]
         return {
             "accepted": accepted,
             "class": self._name(label),
@@ -85,7 +85,7 @@ class Explainer:
             "reason": reason,
             "words": self._accepted_words() if accepted else rejection_words(reason, confidence, self.guard.spec),
             "standing": self._standing(confidence),
-            "top": self._top(decision.logits[0]),
+            "top": self._top(logits[0]),
             "nearest": [] if self._neighbours is None or features is None else self._neighbours.nearest(features[0]),
             "seen": _as_png(prepared),
             "size": f"{prepared.width} × {prepared.height}",
