@@ -127,7 +127,10 @@ class Monitor:
 
     def __init__(self, calibration: ArrayLike, threshold: float | Threshold, delta: float = 0.05) -> None:
         rows = as_confidences("calibration", calibration)
-        self.threshold = check_number("threshold", threshold.value if isinstance(threshold, Threshold) else threshold)
+        margin, searched = 0.0, False
+        if isinstance(threshold, Threshold):
+            margin, searched, threshold = threshold.margin, threshold.rule == "cost", threshold.value
+        self.threshold = check_number("threshold", threshold)
         if math.isnan(self.threshold):
             raise ValueError("`threshold` must be a number; got NaN, which accepts nothing. Pass one that is feasible.")
         self.delta = check_inner("delta", delta)
@@ -135,14 +138,13 @@ class Monitor:
         self._calibration, self._promised = n, int((rows >= self.threshold).sum()) / n
         # The threshold's margin lets confidences change by a share of their size, or of the typical size: in
         # production a calibration row may lie that much lower or higher.
-        margin, typical = threshold.margin if isinstance(threshold, Threshold) else 0.0, typical_size(rows)
+        typical = typical_size(rows)
         share = margin / max(abs(self.threshold + margin), typical) if margin else 0.0
         size = sizes(rows, typical)
         least = int((rows - share * (1 - _ROUNDING) * size >= self.threshold).sum())
         most = int((rows + share * (1 + _ROUNDING) * size >= self.threshold).sum())
         # The search for the least cost may favour a threshold at which these rows are accepted more or less often than
         # their population. Only limits that hold at all thresholds at once allow for that.
-        searched = isinstance(threshold, Threshold) and threshold.rule == "cost"
         interval = interval_anywhere if searched else binomial_interval
         self._interval = interval(least, n, self.delta / 2)[0], interval(most, n, self.delta / 2)[1]
         self._bets = Bets(*self._interval)
@@ -194,7 +196,6 @@ class Monitor:
             made._bets.accepted, made._bets.rejected = map(int, tensors["decided"])
             made._bets.log_capital, made._bets.log_peak = map(float, tensors["capital"])
             made._share.below[:] = tensors["below"].numpy()
-            made._share.total = made.inputs
             made._first = None if about["first_alarm"] is None else int(about["first_alarm"])
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"'{path}' is not whole: {error}. Delete it to start again") from error
@@ -212,7 +213,7 @@ class Monitor:
             promised_interval=self._interval,
             e_value=math.exp(min(700.0, self._bets.log_capital)),
             p_value=math.exp(-self._bets.log_peak),
-            ood_share=self._share.bound() if total else 0.0,
+            ood_share=self._share.bound(total) if total else 0.0,
             delta=self.delta,
             sizes={"calibration": self._calibration, "production": total},
         )

@@ -117,16 +117,14 @@ class OodShare:
         self._id_above = lower_limit(n + 1 - ranks, n, self._part)
         self._edges = np.sort(calibration)[ranks - 1]
         self.below = np.zeros(len(ranks), dtype=np.int64)
-        self.total = 0
 
     def update(self, confidences: Floats) -> None:
         """Count production confidences below that of each rank."""
         at = np.searchsorted(self._edges, confidences, side="right")  # the number of edges at or below each
         counts = np.bincount(at, minlength=len(self._edges) + 1)
         self.below += np.cumsum(counts)[:-1]
-        self.total += len(confidences)
 
-    def bound(self) -> float:
-        """The lower bound on 1 − α; like the confidence sequences it is valid at all times at once."""
-        rates = rates_below(self.below, self.total, self._part)
+    def bound(self, total: int) -> float:
+        """The lower bound on 1 − α after `total` inputs; like the confidence sequences it is valid at all times."""
+        rates = rates_below(self.below, total, self._part)
         return max(0.0, float((1 - (1 - rates) / self._id_above).max()))
