@@ -205,7 +205,7 @@ def test_odd_folders_of_models_are_refused_in_words(here, command, attack):
 def test_a_network_that_does_not_take_the_images_is_told_in_words(here, command):
     code, _, err = command("guard", "guarded_model:larger", "train", "val", *FEW, "--score", "msp")
     assert code == 1
-    assert "Sequential fails on some of shape (2, 3, 12, 12)" in err
+    assert "Sequential fails on images of shape (2, 3, 12, 12)" in err
     assert "Prepare them as for its training, `--resize`, `--crop`, `--interpolation`, `--mean` and `--std`" in err
 
 

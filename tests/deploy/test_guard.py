@@ -156,7 +156,7 @@ def test_without_val_rows_of_each_class_are_held_out_and_nothing_is_promised(tmp
     assert abs(held - 80) <= 2
     assert guard.threshold.delta is None
     assert guard.threshold.guarantee.startswith("None, an estimate")
-    assert "the model knows them, and is surer of them" in str(guard)
+    assert "the model was trained on them, and is surer of them" in str(guard)
     rows = sirc.OutputStore(tmp_path / "train").load()
     assert guard.scorer.seen(rows) == pytest.approx(guard.scorer.fitted_rows / 400, abs=0.01)
     with pytest.warns(DataWarning):

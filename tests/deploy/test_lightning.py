@@ -123,7 +123,7 @@ def test_the_best_weights_are_guarded_where_asked(fit, tmp_path):
         fit(callback, ModelCheckpoint(tmp_path / "all"), never)
     assert callback.guard.threshold is not None
 
-    with pytest.raises(ValueError, match="no checkpoint callback of the trainer says so"):
+    with pytest.raises(ValueError, match="no checkpoint callback of the trainer monitors a metric"):
         fit(GuardCallback(TRAIN, VAL, path=tmp_path / "other.safetensors", best=True))
 
 

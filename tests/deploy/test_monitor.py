@@ -193,7 +193,7 @@ def test_the_bound_on_the_ood_share_is_rarely_too_high(share, decimals):
         calibration, production = rows if decimals is None else (values.round(decimals) for values in rows)
         share_seen = OodShare(calibration, delta)
         share_seen.update(production)
-        bounds.append(share_seen.bound())
+        bounds.append(share_seen.bound(len(production)))
     assert rarely(np.array(bounds) > share, delta)
     assert min(bounds) >= 0
     if share:

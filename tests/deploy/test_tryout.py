@@ -149,7 +149,7 @@ def test_a_failure_of_the_network_is_told_without_its_details(client, guard, mon
     def fail(_):
         raise RuntimeError("out of memory at 0x123")
 
-    monkeypatch.setattr(guard, "explain", fail)
+    monkeypatch.setattr(guard, "outputs", fail)
     answer = ask(client, encoded(1))
     assert (answer.status_code, answer.json()["kind"]) == (500, "internal")
     assert "0x123" not in answer.text
@@ -308,7 +308,7 @@ def test_a_store_must_be_of_these_images_and_of_this_network(guard, training, tm
         return sirc.OutputStore.from_outputs(tmp_path / name, outputs, **options).path
 
     for made, words in (
-        (kept("fewer", rows[:20]), r"it has 20, the folder 30\. Name the folder that they were made of"),
+        (kept("fewer", rows[:20]), r"it has 20, the folder 30\. Name the folder that they were made from"),
         (kept("plain", sirc.Outputs(rows.logits, labels=rows.labels)), "those of '.*plain' have none"),
         (kept("other", rows, model="another"), "is a store from another model"),
         (kept("elsewhere", rows, model=model, data="others"), "is a store from other data"),

@@ -212,7 +212,7 @@ def test_names_are_text_and_nothing_runs(visit, tmp_path):
         shown = ""
         for number in range(3):
             drop(page, encoded(number), name=HOSTILE[0])
-            shown += page.inner_text("#told")
+            shown += page.inner_text("#results")
         assert all(name.strip() in shown for name in HOSTILE[:2])
         assert overflowing(page) == [0, []]
         assert page.evaluate("() => window.hacked") is None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import http.client
 import json
@@ -506,6 +507,14 @@ def test_the_page_shows_the_monitor(graph, shown):
         assert len(set(tops)) == 1  # side by side
         found = Axe().run(page).response["violations"]
         assert [rule["id"] for rule in found if rule["impact"] in ("serious", "critical")] == []
+
+
+def test_the_page_shows_a_threshold_that_accepts_everything(graph, shown):
+    app = make_app(graph)
+    model = app.state.service.model
+    model.threshold = dataclasses.replace(model.threshold, value=-math.inf)
+    page = shown(TestClient(app))
+    assert page.inner_text("#about").endswith("threshold −inf")
 
 
 def test_the_page_of_an_old_graph_tells_why_there_are_no_charts(shown):

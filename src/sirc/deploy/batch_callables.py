@@ -1,4 +1,4 @@
-"""Batches of a distributed engine, such as Ray Data: callables that decide or score."""
+"""Callables for engines that map over batches, such as Ray Data: they decide about images, or score outputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TEXTS = ("class", "reason", "error")
 
 
 class DecideImages:
-    """Decides about batches of encoded images; keeps the other columns and adds those of `sirc predict`.
+    """Decides about batches of encoded images. It keeps the other columns and adds those of `sirc predict`.
 
     ```python
     photos = ray.data.read_binary_files("photos", include_paths=True)
@@ -41,8 +41,8 @@ class DecideImages:
 
     `classifier` is a calibrated classifier, a function that loads one, or the path of an exported graph, which must be
     on every machine. `column` holds the bytes of image files, or dicts with these as `bytes`; with several columns, a
-    row has its image in any of them. An image that cannot be read gets an error and is not accepted. `keep` names the
-    columns to keep, by default all but those of the images.
+    row has its image in one of them. An image that cannot be read gets an error and is not accepted. `keep` names the
+    columns to keep, by default all except those of the images.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class DecideImages:
 
     @cached_property
     def _decider(self) -> Decider:
-        # Loaded with the first batch: before that, this object is sent to other machines.
+        # Loaded with the first batch, as this object is first sent to other machines.
         classifier = self.classifier
         if callable(classifier) and not isinstance(classifier, SelectiveClassifier):
             classifier = classifier()
@@ -78,20 +78,20 @@ class DecideImages:
         if clash := [name for name in kept if name in COLUMNS[1:]]:
             raise ValueError(
                 f"decisions have a column `{clash[0]}` of their own, and these batches have one too. Rename it, or "
-                "name the columns that stay, `keep=[…]`"
+                "name the columns to keep, `keep=[…]`"
             )
         names = next((list(batch[name]) for name in ("path", "__key__") if name in batch), None)
         images = _Images([*zip(*(batch[name] for name in columns), strict=True)], names, self._decider)
         rows: DecisionRows = {}
         for reading in DatasetReader(images, self._decider.batch_size).read([range(len(images))]):
             rows |= self._decider.rows(reading)
-        decisions = self._decider.table(rows).astype(dict.fromkeys(_TEXTS, "string"))  # even where all are missing
+        decisions = self._decider.table(rows).astype(dict.fromkeys(_TEXTS, "string"))  # even if all are missing
         others = {name: pd.Series(list(batch[name]), dtype=getattr(batch[name], "dtype", None)) for name in kept}
         return pd.concat([pd.DataFrame(others), decisions], axis=1)
 
 
 def _names(argument: str, given: str | Sequence[str]) -> list[str]:
-    """The names of columns, one or several."""
+    """Column names as a list, from one name or several."""
     names: list[Any] = list(given) if iterates(given) and not isinstance(given, str) else [given]
     if not all(isinstance(name, str) for name in names):
         raise ValueError(f"`{argument}` must be the name of a column, or a list of names; got {quoted(given)}")
@@ -105,7 +105,7 @@ def _check_columns(batch: object) -> None:
 
 @final
 class _Images(Dataset[Tensor]):
-    """Encoded images, each in one of the cells of its row, prepared for the network."""
+    """Encoded images, each in one cell of its row, decoded and prepared for the network."""
 
     def __init__(self, rows: Sequence[tuple[Any, ...]], names: Sequence[object] | None, decider: Decider) -> None:
         self._rows, self._names, self._decider = rows, names, decider
@@ -125,7 +125,7 @@ class _Images(Dataset[Tensor]):
 
 @final
 class ScoreOutputs:
-    """Scores batches of outputs: columns `logits` and, where scores need them, `features`.
+    """Scores batches of outputs, which have a column `logits` and, if a score needs it, `features`.
 
     It keeps the other columns and adds `prediction` and one column for each score. `scorer` is a `Scorer`, or the path
     of one, which must be on every machine.

@@ -1,4 +1,4 @@
-"""The confidence graph: a scorer's confidence for one spec as a module, for decisions and for export."""
+"""The confidence graph: a scorer's confidence for one spec as a module, to decide with and to export."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from sirc.scores import (
 )
 
 LOWEST = -sys.float_info.max
-"""The confidence where none can be computed, as for an input that makes the network overflow."""
-_FEW = 64  # rows that a GPU decides about in less time than the launch takes
+"""The confidence if none can be computed, as for an input that makes the network overflow."""
+_FEW = 64  # most rows that a GPU computes faster than their kernels are launched
 
 
 @final
 class ConfidenceGraph(nn.Module):
-    """A scorer's confidence for one spec, without its checks: the same numbers for a batch of any size.
+    """A scorer's confidence for one spec, without the scorer's checks: the same numbers for a batch of any size.
 
-    Its buffers move between devices with the model, but keep their type when the model is halved.
+    Its buffers move between devices with the model, but keep their type if the model is converted to float16.
     """
 
     limit: Tensor
-    """The threshold; nothing is accepted before it is set."""
+    """The threshold; at first +inf, which accepts nothing."""
     lowest: Tensor
 
     def __init__(self, scorer: Scorer, spec: str, dtype: torch.dtype = torch.float32) -> None:
@@ -49,11 +49,11 @@ class ConfidenceGraph(nn.Module):
         if self.spec.has_bounded_first:
             drivers = ["softmax", *map(str, self.spec.args[1:])]
         self.reasons = ["", "not computable", *drivers]
-        """The words for a decision's reason; the first is for accepted inputs."""
+        """The reasons of decisions; the first is for accepted inputs."""
         self._reads = array_reads([self.spec])
         scorer.only(spec).check_fitted()
         self.register_buffer("limit", torch.tensor(float("inf"), dtype=torch.float64), persistent=False)
-        # By spec and name: the numbers of tuned options and of a, b and c, constants of the graph; or a buffer's name.
+        # By spec and name: a constant of the graph, such as a, b, c or a tuned option, or the name of a buffer.
         self._values: dict[tuple[str, str], str | float | list[float]] = {}
         leaves = needed_leaves([self.spec])
         combinations = [part for part in self.spec.walk() if not part.is_leaf]
@@ -69,11 +69,11 @@ class ConfidenceGraph(nn.Module):
                 if option_of(leaf, name):
                     self._values[key, name] = float(value)
                     continue
-                # In the type in which features are projected: a cast in each forward pass would cost time.
+                # In the type in which features are projected, to save a cast in each forward pass.
                 cast = value.detach().to(working_dtype(dtype)) if value.is_floating_point() else value.detach()
                 self._values[key, name] = buffer = f"parameter_{len(self._buffers) - 1}"
                 self.register_buffer(buffer, cast.clone(), persistent=False)
-        # The buffers are cast to the type of the features.
+        # Buffers are cast to the type of the features.
         self._given_features = self.needs_features or len(self._buffers) > 1
         # As a number it would be exported in float32, as −∞.
         self.register_buffer("lowest", torch.tensor(LOWEST, dtype=torch.float64), persistent=False)
@@ -87,9 +87,9 @@ class ConfidenceGraph(nn.Module):
         return self
 
     def decide(self, logits: Tensor, features: Tensor | None) -> tuple[Tensor, ...]:
-        """The label, the confidence and whether it reaches the threshold, of each row."""
+        """The label and confidence of each row, and whether it reaches the threshold."""
         given = (logits,) if features is None or not self._given_features else (logits, features)
-        # A score from outside sirc may do what no CUDA graph can; a replica of DataParallel lives for one call.
+        # A score from outside sirc may do what CUDA graphs cannot; a replica of DataParallel lives for one call only.
         recorded = self._own and _few_on_gpu(logits) and "_is_replica" not in vars(self)
         return self._repeats(self._decide, *given) if recorded else self._decide(*given)
 
@@ -99,7 +99,7 @@ class ConfidenceGraph(nn.Module):
             return logits.argmax(-1), confidence, confidence >= self.limit
 
     def explain(self, logits: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What `decide` gives, and the index of each row's reason in `reasons`."""
+        """The result of `decide`, and the index of each row's reason in `reasons`."""
         with precisely(logits.device):
             evaluator = self.evaluator(logits, features)
             confidence = self.confidence(evaluator)
@@ -145,7 +145,7 @@ def _unrounded(device: torch.device) -> Iterator[None]:
 
 
 def precisely(device: torch.device) -> AbstractContextManager[object]:
-    """Switch off a caller's autocast and TF32, which are for the network and would round the score."""
+    """Switch off the caller's autocast and TF32: they are meant for the network, and would round the score."""
     if not torch.compiler.is_compiling():
         return _unrounded(device)
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()

@@ -22,7 +22,7 @@ Data: TypeAlias = PathLike | Dataset[Any] | Iterable[object] | KnownOutputs
 
 
 def opened(source: Any, classes: Sequence[str] | None = None, *, labelled: bool = True) -> Any:
-    """Open a path as images, a store or outputs; leave everything else as it is."""
+    """Open a path as images, a store or outputs; return everything else unchanged."""
     if not isinstance(source, str | os.PathLike):
         return source
     place = Path(source)
@@ -34,15 +34,15 @@ def opened(source: Any, classes: Sequence[str] | None = None, *, labelled: bool 
 
 
 def numbered_by(val: Any, names: Sequence[str]) -> Any:
-    """Number the classes of validation images as the network does, or warn if only the user can."""
-    found = class_names_in(val)
-    if not set(found) <= set(names):  # `names` may be other words for the same classes
+    """Number the classes of validation images as the network does, or warn if only the user can do that."""
+    classes = class_names_in(val)
+    if not set(classes) <= set(names):  # `names` may call the same classes by other names
         return val
     if isinstance(val, ImageSet):
-        return val.numbered_by(names) if found else val
-    if other := next((name for name, place in zip(found, names, strict=False) if name != place), None):
+        return val.numbered_by(names) if classes else val
+    if other := next((name for name, place in zip(classes, names, strict=False) if name != place), None):
         warn(
-            f"the validation data number {quoted(other)} as class {found.index(other)}, the network as "
+            f"the validation data number {quoted(other)} as class {classes.index(other)}, the network as "
             f"{list(names).index(other)}: a dataset that lacks a class gives other numbers to those after it. Number "
             "the labels as the outputs are; `sirc.data.image_folder(PATH, classes=…)` does."
         )
@@ -50,26 +50,26 @@ def numbered_by(val: Any, names: Sequence[str]) -> Any:
 
 
 def class_names_in(source: Any) -> list[str]:
-    """The names of the classes of a dataset, or of that in a loader or subset; none if they are not known."""
-    while not hasattr(source, "classes") and isinstance(source, DataLoader | Subset):  # others may renumber
+    """The class names of a dataset, also inside a loader or subset; empty if they are not known."""
+    while not hasattr(source, "classes") and isinstance(source, DataLoader | Subset):  # other wrappers may renumber
         source = source.dataset
-    found = () if getattr(source, "target_transform", None) else getattr(source, "classes", ())
-    return list(found) if isinstance(found, list | tuple) and all(isinstance(name, str) for name in found) else []
+    known = () if getattr(source, "target_transform", None) else getattr(source, "classes", ())
+    return list(known) if isinstance(known, list | tuple) and all(isinstance(name, str) for name in known) else []
 
 
 def is_unprepared(source: object) -> TypeGuard[ImageSet]:
-    """Whether these are images that still lack preprocessing for a network."""
+    """Whether these are images without preprocessing."""
     return isinstance(source, ImageSet) and source.transform is None
 
 
 def size_of(source: Any) -> int:
-    """The number of rows; 0 where it is not known."""
+    """The number of rows; 0 if it is not known."""
     known = source if isinstance(source, KnownOutputs) else reader_of(source, batch_size=1, workers=0)
     return 0 if known is None else len(known)
 
 
 def require_labels(name: str, rows: KnownOutputs) -> None:
-    """Refuse outputs without labels."""
+    """Require labels of outputs."""
     if not (rows.has_labels if isinstance(rows, OutputStore) else rows.labels is not None):
         raise ValueError(f"`{name}` must have labels, to know which predictions are right; it has none")
 
@@ -81,7 +81,7 @@ def first_inputs(count: int, *sources: Any) -> object:
 
 def _first_of(source: Any, count: int) -> object:
     if source is None or isinstance(source, KnownOutputs | Iterator | Mapping) or hasattr(source, "__array__"):
-        return None  # `extract` refuses a single batch in words
+        return None  # `extract` refuses a single batch, and says why
     reader = reader_of(source, batch_size=count, workers=0)
     if reader is None:
         return rows_of(next(iter(source), None), slice(count)) if isinstance(source, Iterable) else None

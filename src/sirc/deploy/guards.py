@@ -52,12 +52,16 @@ from sirc.outputs import Head, Outputs, OutputStore, Overwrite, labels_checked, 
 from sirc.progress import Progress, as_progress
 from sirc.scores import Needs, Scorer, fit, parse, reads_features
 
-_HELD_OUT = 0.2  # the share of training rows that stand in for missing validation data
-_MOST_HELD_OUT = 10_000  # of those rows
-_SEED = 0  # of their choice
+_HELD_OUT = 0.2  # the share of training rows that replaces missing validation data
+_MOST_HELD_OUT = 10_000  # most rows to hold out
+_SEED = 0  # of their random choice
 _BATCH = 8192  # stored rows read at a time
-_FEW_REJECTED = 5  # validation rows; fewer are not reported
-_NAMED = 10  # absent classes
+_FEW_REJECTED = 5  # rejected validation rows; fewer cause no warning
+_NAMED = 10  # most absent classes to name
+_ENSEMBLE = (
+    "Ensemble of {}: the features of all stand side by side. No single layer turns them into logits, so S2 scores that "
+    "need the head, `residual` and `vim`, are left out."
+)
 
 
 def guard(
@@ -82,10 +86,10 @@ def guard(
 ) -> SelectiveClassifier:
     """Make a trained model say "I don't know": fit a score on `train` and set its threshold on `val`.
 
-    The guard accepts at least `recall` of the inputs to come that the model gets right, with probability 1 − `delta`
-    over the draw of `val`; with `delta=None` it does so on `val`. `print(guard)` says what was done, what it promises
-    and what it cannot promise; so does the progress, where that is shown. `guard.report(path)` writes a page,
-    `guard.save(path)` a file that `sirc.load_guard` reads.
+    Of future inputs that the model gets right, the guard accepts at least the share `recall`, with probability
+    1 − `delta` over the draw of `val`; with `delta=None` it does so on `val`. `print(guard)` says what was done, what
+    it promises and what it cannot promise. `guard.report(path)` writes a page, `guard.save(path)` a file that
+    `sirc.load_guard` reads.
 
     Example:
         >>> import sirc, torch
@@ -103,28 +107,29 @@ def guard(
         train: labelled ID data that the model was trained on, or data like it: a folder with one folder for each class,
             a dataset or a loader with the preprocessing of test time, outputs, or the path of outputs or of a store.
         val: labelled ID data, of the same kinds, that the model was not trained on. Without it a fifth of each class of
-            `train` (10,000 rows at most) sets the threshold; the model knows these rows, so nothing is promised.
+            `train` (10,000 rows at most) sets the threshold; the model was trained on these rows, so nothing is
+            promised.
         recall: accept at least this share of what the model gets right; 0.95 if neither this nor `risk` is given.
-        risk: or accept as much as possible with at most this share of errors among the ID inputs accepted.
-        delta: the probability that the promise fails, or None to make none.
+        risk: or accept as much as possible with at most this share of errors among the accepted ID inputs.
+        delta: the probability that the promise fails, or None for no promise.
         score: the spec of the score.
         head: the final linear layer, or its name (in an ensemble, its name in each member); found if not given.
         classes: the class folders in the order of the model's outputs; by default sorted by name.
-        preprocess: how images of folders are prepared; by default as a timm model, or a named one, was published. A
-            dict holds what differs from that: `{"resize": 72, "crop": 64}`.
-        path: a folder for the model's outputs. An interrupted call goes on from there, and memory does not grow with
+        preprocess: how images of folders are prepared; by default as published for a timm model or a named one. A dict
+            overrides parts of it: `{"resize": 72, "crop": 64}`.
+        path: a folder for the model's outputs. An interrupted call resumes from it, and memory does not grow with
             `train`; without it all outputs are in memory.
         batch_size: how many images of a folder or dataset the model sees at once.
         workers: processes that read images.
-        device: where to move the model first.
+        device: move the model there first.
         on_error: "stop" at an image that cannot be read, or "skip" it.
         overwrite: delete what an earlier call left in `path`.
-        progress: whether to show progress and, at the end, the summary; by default at a terminal and in a notebook.
+        progress: show progress and, at the end, the summary; by default at a terminal and in a notebook.
     """
     model = _as_one(model)
     check_type("model", model, nn.Module | str, "a torch.nn.Module, a list of them, or the name of one")
-    ways = "Or pass datasets that prepare their images."
-    check_type("preprocess", preprocess, Preprocess | Mapping | None, "a `sirc.data.Preprocess`, or a dict", ways)
+    hint = "Or pass datasets that prepare their images."
+    check_type("preprocess", preprocess, Preprocess | Mapping | None, "a `sirc.data.Preprocess`, or a dict", hint)
     check_type("head", head, Head | str | None, "a `sirc.Head`, or the name of a layer")
     path = None if path is None else check_path("path", path)
     promise = Promise.of(recall, risk, delta, val)
@@ -178,25 +183,25 @@ def guard(
             warnings.filterwarnings("ignore", fewer, DataWarning)
         scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
     made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)
-    # On a CPU large images run in small steps: of too few, nothing can be seen.
+    # On a CPU large images run in small batches, which may have too few images to show a change.
     enough = [batch for batch in batches if batch.logits is not None and len(batch.logits) >= TRIED_FIRST]
     tried = enough[0] if enough else first_inputs(TRIED, val, train)
     with labels_checked():  # by `_checked_rows`
         made.calibrate(validation, images=tried, **vars(promise))
         premise = _premise_remark(scorer, score, rows)
     _warn_of_margin(made)
-    remarks = (_ensemble_remark(network) if needs_features else "", premise, _validation_remark(val, rows, names))
-    made.remarks = tuple(filter(None, remarks))
-    if not isinstance(progress, Progress):  # who shows progress in another way may print it
+    about_ensemble = _ENSEMBLE.format(len(network.members)) if isinstance(network, Ensemble) and needs_features else ""
+    made.remarks = tuple(filter(None, (about_ensemble, premise, _validation_remark(val, rows, names))))
+    if not isinstance(progress, Progress):  # callers with their own progress print it themselves
         show.note(str(made))
     return made
 
 
 def load_guard(path: PathLike, model: nn.Module | str | Sequence[nn.Module]) -> SelectiveClassifier:
-    """Read a guard, or another saved classifier, for its model, given itself or by name; any other model is refused.
+    """Load a saved guard or selective classifier.
 
-    `path` is a file, or the address of a guard on the Hub: `hf://owner/name`, or `hf://owner/name@revision`. The guard
-    of an ensemble is read with the list of its members, in the same order.
+    `path` is a file, or an address on the Hugging Face Hub: `hf://owner/name` or `hf://owner/name@revision`. `model`
+    must be the network it was saved with, or that network's name; for an ensemble, the list of its members in order.
 
     Example:
         >>> import sirc, tempfile, torch
@@ -214,7 +219,7 @@ def load_guard(path: PathLike, model: nn.Module | str | Sequence[nn.Module]) -> 
 
 
 def _check_score(score: str, ensemble: bool) -> None:
-    """Refuse a score that would read the validation rows, or the head of an ensemble, which has none."""
+    """Refuse a score that is tuned on validation rows, or that needs the head of an ensemble."""
     if Needs.of([score]).val:
         raise ValueError(
             f"`score` must not be tuned on validation rows, as those set the threshold; `{score}` is. Choose another "
@@ -231,12 +236,12 @@ def _check_score(score: str, ensemble: bool) -> None:
 def _opened(
     train: Data, val: Data | None, names: list[str] | None, promise: Promise
 ) -> tuple[Any, Any, list[str] | None]:
-    """Open both datasets, with their classes numbered alike, and name these; refuse a promise if both are one path."""
+    """Open both datasets and number their classes alike; return them with the class names. Refuse to reuse one path."""
     paths = {Path(one).resolve() if isinstance(one, str | os.PathLike) else None for one in (train, val)}
     if promise.delta is not None and len(paths) == 1 and None not in paths:
         raise ValueError(
-            f"`val` must be data that nothing was fitted on, to promise anything; it is `train`, '{train}'. Pass other "
-            "images, or no `val`, or `delta=None` for an estimate without a promise"
+            f"`val` must be data that nothing was fitted on, or nothing can be promised; it is `train`, '{train}'. "
+            "Pass other images, or no `val`, or `delta=None` for an estimate without a promise"
         )
     data = [opened(source, names) for source in (train, val)]
     if names is None and isinstance(data[0], ImageSet) and data[0].classes:
@@ -249,7 +254,7 @@ def _opened(
 @final
 @dataclass(frozen=True)
 class Promise:
-    """A recall or a risk to keep on future data with probability 1 − δ; without `delta`, on the rows at hand."""
+    """A recall or risk to keep on future data with probability 1 − δ, or without `delta` on the rows at hand."""
 
     recall: float | None
     risk: float | None
@@ -257,7 +262,7 @@ class Promise:
 
     @classmethod
     def of(cls, recall: float | None, risk: float | None, delta: float | None, val: object) -> Promise:
-        """Take a user's choice: a recall of 0.95 by default; without `val` there is no promise."""
+        """The promise of these arguments: a recall of 0.95 by default, and no δ without `val`."""
         if risk is None:
             return cls(0.95 if recall is None else recall, None, None if val is None else delta)
         if recall is not None:
@@ -265,12 +270,12 @@ class Promise:
         if delta is None or val is None:
             missing = "`delta`; got None. Pass 0.05, say"
             if delta is not None:
-                missing = "`val`; got None. Pass labelled data that is new"
+                missing = "`val`; got None. Pass labelled data that the model was not trained on"
             raise ValueError(f"`risk` is a promise about new inputs, which needs {missing}")
         return cls(None, risk, delta)
 
     def require_rows(self, count: int) -> None:
-        """Refuse too few rows to keep it: right ones for a recall, any for a risk; 0 stands for an unknown number."""
+        """Refuse too few rows to make the promise; 0 means unknown. For a recall, count right rows; for a risk, all."""
         if self.risk is not None and self.delta is not None:
             require_rows(count or None, self.risk, self.delta)
         elif self.recall is not None:
@@ -279,14 +284,14 @@ class Promise:
 
 
 def _as_one(model: nn.Module | str | Sequence[nn.Module]) -> nn.Module | str:
-    """Join several models into one; leave everything else as it is."""
+    """Join a list of models into an ensemble."""
     return Ensemble(model) if isinstance(model, list | tuple) else model  # type: ignore[return-value]
 
 
 def _named(text: str, names: Sequence[str] | None) -> tuple[nn.Module, Preprocess | None]:
     try:
         return named(text, None if names is None else len(names))
-    except StoreError as error:  # which says what to do for `named`
+    except StoreError as error:  # its advice is for callers of `named`
         counted = "there are as many as folders; name all of them, `classes=…`"
         raise StoreError(re.sub(r"pass `num_classes=\d+`", counted, str(error))) from error
 
@@ -294,7 +299,7 @@ def _named(text: str, names: Sequence[str] | None) -> tuple[nn.Module, Preproces
 def _chosen_preprocess(
     model: nn.Module, known: Preprocess | None, given: Preprocess | Mapping[str, Any] | None
 ) -> Preprocess:
-    """How images are prepared: as given, or as published but for the given differences."""
+    """The preprocessing of images: as given, or as published with the given changes."""
     if isinstance(given, Preprocess):
         return given
     members = list(model.members) if isinstance(model, Ensemble) else [model]
@@ -304,7 +309,7 @@ def _chosen_preprocess(
             f"images must be prepared as the model was trained; {type(model).__name__} does not say how. Pass "
             '`preprocess=…`, or for a published network `sirc.models.preprocess_of("torchvision:resnet50")`'
         )
-    # Members that do not say how take their images as the others do.
+    # Members without a published preprocessing take that of the others.
     published = [known] if known is not None else [preprocess_of(member) for member in of_timm]
     made = shared_preprocess(published or [Preprocess()], given)
     if isinstance(made.resize, int) and made.crop is not None and made.crop > made.resize:
@@ -316,7 +321,7 @@ def _chosen_preprocess(
 
 
 def _preprocess_note(preprocess: Preprocess) -> str:
-    """Say how images are prepared: weights that were trained otherwise lose accuracy, and nothing fails."""
+    """Say how images are prepared: if the weights were trained otherwise, accuracy drops without an error."""
     size, crop = preprocess.resize, preprocess.crop
     side = " × ".join(map(str, size)) if isinstance(size, tuple) else size
     steps = [f"resized to {side}"] if side else []
@@ -329,21 +334,21 @@ def _preprocess_note(preprocess: Preprocess) -> str:
 def _first_run(
     model: nn.Module, few: object, head: Head | str | None, names: Sequence[str] | None, *, find: bool
 ) -> Head | str | None:
-    """Refuse a model that does not take these inputs, or has not one output for each class; find its head if asked."""
+    """Run the model on a few inputs and refuse misfits of images or classes; find its head if `find` says so."""
     try:
         found = _find_head(model, few, head) if find and not isinstance(head, Head) else None
-        if isinstance(found, Head):  # by a run
+        if isinstance(found, Head):  # the model ran to find it
             outputs = len(found.weight)
         else:
             with evaluating(model):
                 outputs = model_logits(call_model(model, few)).shape[1]
     except torch.cuda.OutOfMemoryError:
         raise
-    except (RuntimeError, AssertionError) as error:  # as layers and timm's networks say that sizes do not fit
+    except (RuntimeError, AssertionError) as error:  # layers and timm's networks raise these if sizes do not fit
         images = few[0] if isinstance(few, tuple | list) else few
         shape = f" of shape {tuple(images.shape)}" if isinstance(images, Tensor) else ""
         raise ValueError(
-            f"the model must take the images as they are prepared; {type(model).__name__} fails on some{shape} "
+            f"the model must accept the prepared images; {type(model).__name__} fails on images{shape} "
             f"({shorten(first_line(error), 200)}). Prepare them as for its training, `preprocess=…`."
         ) from error
     _check_classes(names, outputs)
@@ -366,7 +371,7 @@ def _check_classes(names: Sequence[str] | None, outputs: int) -> None:
 
 
 def _checked_rows(validation: KnownOutputs, names: Sequence[str] | None, promise: Promise) -> Outputs:
-    """Load validation rows; require classes that fit and enough rows for the promise; warn of misnumbered labels."""
+    """Load validation rows; check their classes and that they suffice for the promise; warn of misnumbered labels."""
     require_labels("val", validation)
     rows = validation.load() if isinstance(validation, OutputStore) else validation
     assert rows.labels is not None
@@ -376,7 +381,7 @@ def _checked_rows(validation: KnownOutputs, names: Sequence[str] | None, promise
     if not right:
         raise ValueError(
             f"the model must get some of the validation rows right; of {len(rows):,} it gets none. Is it trained, and "
-            "are its classes in the order of the labels? Pass `classes=…`"
+            "are its classes in the order of the labels? If not, pass `classes=…`"
         )
     promise.require_rows(right if promise.risk is None else len(rows))
     return rows
@@ -385,7 +390,7 @@ def _checked_rows(validation: KnownOutputs, names: Sequence[str] | None, promise
 @final
 @dataclass(frozen=True, eq=False)
 class _Selection:
-    """A selection of rows, read a batch at a time, as often as needed."""
+    """The rows of some outputs where `kept` is True, in batches; can be iterated several times."""
 
     rows: KnownOutputs
     kept: Tensor
@@ -409,7 +414,7 @@ def _hold_out(rows: KnownOutputs) -> tuple[Outputs, _Selection]:
     share = min(_HELD_OUT, _MOST_HELD_OUT / len(labels))
     order = np.lexsort((np.random.default_rng(_SEED).random(len(labels)), labels))
     counts = np.bincount(labels)
-    place = np.arange(len(labels)) - (counts.cumsum() - counts)[labels[order]]  # in its class
+    place = np.arange(len(labels)) - (counts.cumsum() - counts)[labels[order]]  # of each row in its class
     chosen = np.zeros(len(labels), dtype=bool)
     chosen[order] = place < np.floor(share * counts[labels[order]] + 0.5)
     if not chosen.any():
@@ -420,42 +425,32 @@ def _hold_out(rows: KnownOutputs) -> tuple[Outputs, _Selection]:
     held_out = torch.from_numpy(chosen)
     warn(
         f"`val` was not given: {int(chosen.sum()):,} of the {len(rows):,} rows of `train` set the threshold. The model "
-        "was trained on them, and is surer of them than of new inputs: of those it will accept fewer than these "
-        "numbers say, and nothing is promised. Pass labelled data that it was not trained on as `val`"
+        "was trained on them, and is surer of them than of new inputs: it will accept fewer of the latter, and nothing "
+        "is promised. Pass labelled data that it was not trained on as `val`"
     )
     return Outputs.cat(list(_Selection(rows, held_out))), _Selection(rows, ~held_out)
 
 
 def _warn_of_margin(made: SelectiveClassifier) -> None:
-    """Warn if the margin for rounding takes away most of what the threshold would reject."""
+    """Warn if the margin for rounding keeps the threshold from rejecting most of what it would reject without one."""
     threshold, rows = made._check_threshold(), made.calibration
     assert rows is not None
     low, high = (int((rows < value).sum()) for value in (threshold.value, threshold.value + threshold.margin))
     if threshold.feasible and high >= _FEW_REJECTED and low < high / 2:
         warn(
             f"this guard rejects {low:,} of {len(rows):,} validation rows; it would reject {high:,} if confidences did "
-            f"not change with batch size, device and rounding: for that its threshold lies {threshold.margin:.2g} "
-            "lower. Where `val` is outputs, pass images: they show how much it is"
+            "not change with batch size, device and rounding: to allow for that, its threshold is lower by "
+            f"{threshold.margin:.2g}. If `val` is outputs, pass images instead: they show how much confidences change"
         )
 
 
-def _ensemble_remark(network: nn.Module) -> str:
-    """One line about the features of an ensemble; nothing for other networks."""
-    if not isinstance(network, Ensemble):
-        return ""
-    return (
-        f"Ensemble of {len(network.members)}: the features of all stand side by side. No one layer makes the logits "
-        "from them, so that S2 scores that need the head, `residual` and `vim`, are left out."
-    )
-
-
 def _premise_remark(scorer: Scorer, score: str, rows: Outputs) -> str:
-    """One line that says for which S2 scores SIRC's premise holds; nothing for a score without S2."""
+    """One line that says for which S2 scores SIRC's premise holds; empty for a score without S2."""
     from sirc.evaluation.premise import check_assumptions
 
     spec, fitted = scorer.parsed(score), scorer.parameters.get(score, {})
     specs = [score] if spec.name == "sirc" else []
-    if {"a", "b"} <= fitted.keys():  # the middle of each witness and the inverse of its scale
+    if {"a", "b"} <= fitted.keys():  # the middle of each S2 score and the inverse of its scale
         middles = zip(spec.args[1:], fitted["a"].tolist(), fitted["b"].tolist(), strict=True)
         specs = [f"sirc({spec.args[0]}, {s2}, a={a - 3 / b!r}, b={b!r})" for s2, a, b in middles]
     if not specs:
@@ -473,10 +468,10 @@ def _premise_remark(scorer: Scorer, score: str, rows: Outputs) -> str:
 
 
 def _validation_remark(val: object, rows: Outputs, names: Sequence[str] | None) -> str:
-    """One line about validation rows that the model knows, or that lack classes; nothing for others."""
+    """One line about validation rows that the model was trained on, or that lack classes; else empty."""
     assert rows.labels is not None
     if val is None:
-        return "The threshold was set on training rows that were held out: the model knows them, and is surer of them."
+        return "The threshold was set on held-out training rows: the model was trained on them, and is surer of them."
     absent = sorted(set(range(rows.num_classes)) - set(rows.labels.tolist()))
     some = [str(names[i] if names else i) for i in absent[:_NAMED]] + ["…"] * (len(absent) > _NAMED)
     which = shorten(", ".join(some))

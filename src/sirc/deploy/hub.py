@@ -1,4 +1,4 @@
-"""Guards on the Hugging Face Hub: pushed with a card, fetched by their address."""
+"""Guards on the Hugging Face Hub: pushed with a model card, fetched by address."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 GUARD_FILE = "guard.safetensors"
 _GRAPH_FILE, _CARD, _OTHER_CARD = "model.onnx", "README.md", "GUARD.md"
 _REPO = r"[\w.-]+/[\w.-]+"
-_SIGNED = "Written by sirc; the next push writes it anew, unless this line is gone."
+_SIGNED = "Written by sirc; the next push writes it anew, unless this line is gone."  # in files on the Hub: keep it
 _HEADER = """---
 library_name: sirc
 {task}tags:
@@ -42,11 +42,11 @@ _LOG_IN = "Log in with `hf auth login`, or set `HF_TOKEN`"
 
 
 def local_path(path: PathLike) -> Path:
-    """The path of a saved guard on this machine; `hf://owner/name` or `hf://owner/name@revision` is fetched first.
+    """The local path of a saved guard; one at `hf://owner/name` or `hf://owner/name@revision` is fetched first.
 
     Only the file `guard.safetensors` is fetched: data, no code. The Hub's cache keeps it for use offline.
     """
-    text = check_path("path", path).as_posix()  # of two slashes a path keeps one
+    text = check_path("path", path).as_posix()  # `Path` joins the two slashes into one
     if not text.startswith("hf:/"):
         return Path(path)
     match = re.fullmatch(rf"hf:/({_REPO})(?:@(\S+))?", text)
@@ -76,7 +76,7 @@ def push(
         if onnx is not None:
             _check_graph(guard, onnx)
         with _in_words(repo_id):
-            repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id  # with its owner
+            repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id  # now with its owner
             text = card(guard, repo_id, network=network, graph=onnx is not None)
             files: dict[str, str | bytes] = {GUARD_FILE: str(Path(folder, GUARD_FILE)), _card_name(api, repo_id): text}
             if onnx is not None:
@@ -90,8 +90,8 @@ def push(
 
 
 def card(guard: SelectiveClassifier, repo_id: str, *, network: str | None, graph: bool) -> bytes:
-    """The card in Markdown: how to load the guard, what it does, promises and cannot promise."""
-    # Names of classes in these lines may look like links.
+    """The card in Markdown: how to load the guard, what it does, what it promises and what it cannot promise."""
+    # Class names in these lines may look like links.
     about = without_links(html.escape(str(guard), quote=False))
     done, accepts, promise, *remarks, cannot = about.splitlines()
     cannot = cannot.removeprefix("Cannot promise: ")
@@ -143,7 +143,7 @@ def _card_name(api: HfApi, repo_id: str) -> str:
     try:
         text = Path(api.hf_hub_download(repo_id, _CARD)).read_text(encoding="utf-8", errors="replace")
     except EntryNotFoundError as error:
-        if isinstance(error, LocalEntryNotFoundError):  # the Hub did not answer, so that nobody knows
+        if isinstance(error, LocalEntryNotFoundError):  # the Hub did not answer
             raise
         return _CARD
     return _CARD if _SIGNED in text else _OTHER_CARD
@@ -159,19 +159,19 @@ def _api() -> HfApi:
 
 @contextmanager
 def _in_words(repo_id: str, revision: str | None = None) -> Iterator[None]:
-    """Turn the Hub's errors into ours, which say what to do."""
+    """Turn the Hub's errors into errors that say what to do."""
     from huggingface_hub import errors
 
-    # The HTTP client below differs between versions of huggingface_hub, and so do the errors of a lost connection.
+    # The HTTP client differs between versions of huggingface_hub, and so do the errors of a lost connection.
     failures: tuple[type[BaseException], ...] = (OSError, *errors.HfHubHTTPError.__bases__)
     try:
         yield
     except errors.GatedRepoError as error:
         raise PermissionError(
-            f"'{repo_id}' is open only to those whom its owner admits: ask on its page. {_LOG_IN}"
+            f"'{repo_id}' is open only to those whom its owner admits: ask for access on its page. {_LOG_IN}"
         ) from error
     except errors.RepositoryNotFoundError as error:
-        text = f"there is no model '{repo_id}' on the Hub, or it is private. Check the name. {_LOG_IN}, if it is yours"
+        text = f"there is no model '{repo_id}' on the Hub, or it is private. Check the name. {_LOG_IN} if it is yours"
         raise FileNotFoundError(text) from error
     except errors.RevisionNotFoundError as error:
         text = f"'{repo_id}' must have the revision that is asked for, a branch, a tag or a commit; got {revision!r}"
@@ -184,5 +184,5 @@ def _in_words(repo_id: str, revision: str | None = None) -> Iterator[None]:
         raise FileNotFoundError(text) from error
     except failures as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        way = _LOG_IN if status in (401, 403) else "Check the connection, or try again later"
-        raise ConnectionError(f"the Hub did not take or give '{repo_id}': {first_line(error)} {way}") from error
+        advice = _LOG_IN if status in (401, 403) else "Check the connection, or try again later"
+        raise ConnectionError(f"the Hub did not take or give '{repo_id}': {first_line(error)} {advice}") from error

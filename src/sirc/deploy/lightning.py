@@ -31,7 +31,7 @@ _LOGGED = ("auroc", "aurr")
 
 
 def _callback() -> Any:
-    """Lightning's class `Callback`, preferably from the package that is imported already: there are two."""
+    """Lightning's class `Callback`. Two packages have it; one that is imported already comes first."""
     for name in sorted(("lightning.pytorch", "pytorch_lightning"), key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name).Callback
@@ -46,15 +46,15 @@ _Callback: Any = _callback()
 
 @final
 class GuardCallback(_Callback):  # type: ignore[misc]
-    """Logs in each validation how well a score separates right from wrong and OOD, and leaves a guard at the end.
+    """Logs in each validation how well a score separates right from wrong and OOD, and makes a guard at the end.
 
     ```python
     trainer = Trainer(callbacks=[GuardCallback(train, val, ood={"other": other}, path="guard.safetensors")])
     ```
 
     It logs `sirc/auroc/NEGATIVE` and `sirc/aurr/NEGATIVE`, where NEGATIVE is `wrong`, the name of an OOD set, or `OOD
-    mean`, as in `sirc.evaluate`. To do so, the network runs over `val` and `ood` in each validation, and over `train`
-    if the score learns from it; `score="msp"` does not. The guard is made with the last weights, or with the best.
+    mean`, as in `sirc.evaluate`. To do so, the network runs on `val` and `ood` in each validation, and on `train` if
+    the score learns from it; `score="msp"` does not. The guard is made with the last weights, or with the best.
 
     Args:
         train: labelled ID data with the preprocessing of test time: a dataset, or a loader that does not shuffle.
@@ -97,19 +97,19 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         self._options = {"recall": recall, "delta": delta, **options}
 
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
-        """Refuse before training what would fail after it."""
+        """Fail before the training instead of after it."""
         if stage == "fit":
             refuse_existing(self._path, self._overwrite)
             if self._best and _checkpoint_of(trainer) is None:
                 raise ValueError(
-                    "`best` needs to know which weights are the best; no checkpoint callback of the trainer says so. "
-                    'Add `ModelCheckpoint(monitor="sirc/aurr/wrong")`, or what else you log, to its callbacks'
+                    "`best` needs to know which weights are the best; no checkpoint callback of the trainer monitors a "
+                    'metric. Add `ModelCheckpoint(monitor="sirc/aurr/wrong")`, or one for another logged metric'
                 )
             recall, risk, delta = (self._options.get(name) for name in ("recall", "risk", "delta"))
             Promise.of(recall, risk, delta, self._val).require_rows(size_of(self._val))
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log the metrics; warn if the network gets nothing right yet, or gives numbers that are not finite."""
+        """Log the metrics; warn if there are none yet, because nothing is right or outputs are not finite."""
         if trainer.sanity_checking:
             return
         try:
@@ -138,21 +138,20 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         """Make the guard; the first of several processes writes its file."""
         if self._best:
             _load_best(pl_module, trainer)
-        # The trainer has moved the network to the CPU by now, where it is left again.
-        where, left = {"device": trainer.strategy.root_device}, pl_module.device
-        made = guard(pl_module, self._train, self._val, score=self._score, **where | self._options)
-        self.guard = made.to(left)
+        device = pl_module.device  # the trainer has moved the network to the CPU by now
+        options = {"device": trainer.strategy.root_device, **self._options}
+        self.guard = guard(pl_module, self._train, self._val, score=self._score, **options).to(device)
         if trainer.is_global_zero:
             self.guard.save(self._path, overwrite=self._overwrite)
 
 
 def _checkpoint_of(trainer: Any) -> Any:
-    """The first checkpoint callback that knows which weights are the best; None without one."""
+    """The first checkpoint callback that monitors a metric, or None."""
     return next((one for one in trainer.checkpoint_callbacks if getattr(one, "monitor", None)), None)
 
 
 def _load_best(module: nn.Module, trainer: Any) -> None:
-    """Load the best weights; where they were not saved, or cannot be read, warn and leave the last ones."""
+    """Load the best weights; if they were not saved or cannot be read, warn and keep the last ones."""
     path = _checkpoint_of(trainer).best_model_path
     try:
         if not path:

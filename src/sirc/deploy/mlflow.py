@@ -1,4 +1,4 @@
-"""MLflow models of exported graphs: images or arrays in, a table of decisions out, no pickle."""
+"""MLflow models of exported graphs: images or arrays in, a table of decisions out, without pickle."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 _BYTES = "bytes"  # the column of encoded images
 _DECISION = COLUMNS[1:6]  # accepted, label, class, confidence, reason
-_AT_ONCE = 64  # images that the network sees
+_AT_ONCE = 64  # images in one call of the network
 
 
 def save_model(graph: PathLike, path: PathLike, **options: Any) -> None:
     """Write a graph of `export_onnx` as an MLflow model into a new folder, for `mlflow.pyfunc.load_model`.
 
-    If the graph knows how images are prepared, the model takes a table with image files in the column `bytes` and gives
-    the columns of `sirc predict`. Otherwise it takes what the network took, an array or a dict of arrays. The signature
-    says which, and the metadata say what the threshold promises. `options` go to `mlflow.pyfunc.save_model`.
+    If the graph knows how to prepare images, the model takes a table with image files in the column `bytes` and returns
+    the columns of `sirc predict`. Otherwise it takes the network's inputs, an array or a dict of arrays. The signature
+    says which, and the metadata state the threshold's promise. `options` go to `mlflow.pyfunc.save_model`.
     """
     with _pyfunc() as pyfunc:
         pyfunc.save_model(path=Path(path), **_described(graph, **options))
@@ -48,7 +48,7 @@ def log_model(graph: PathLike, name: str = "model", **options: Any) -> ModelInfo
 
 
 def load_model(uri: str) -> OnnxGraph:
-    """Load the graph itself, with its `threshold` and `classes`, from where MLflow keeps it."""
+    """Load the graph itself, with its `threshold` and `classes`, from an MLflow model."""
     with _pyfunc():
         from mlflow.artifacts import download_artifacts
         from mlflow.models import Model
@@ -69,13 +69,13 @@ def _load_pyfunc(path: str) -> _ImageModel | _ArrayModel:
 
 @final
 class _ImageModel:
-    """Decisions about the files of images, with the method that MLflow calls."""
+    """A graph that takes image files, with the method that MLflow calls."""
 
     def __init__(self, path: str) -> None:
         self._decide = DecideImages(path, _BYTES, keep=())
 
     def predict(self, images: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """Decide about images, some at a time; there are no `params`."""
+        """Decide about images, a few at a time; `params` are ignored."""
         files, names = list(images[_BYTES]), [f"row {number}" for number in range(len(images))]
         spans = [slice(start, start + _AT_ONCE) for start in range(0, len(files) or 1, _AT_ONCE)]
         parts = [self._decide({_BYTES: files[span], "path": names[span]}) for span in spans]
@@ -84,21 +84,21 @@ class _ImageModel:
 
 @final
 class _ArrayModel:
-    """Decisions about what the network takes, with the method that MLflow calls."""
+    """A graph that takes the network's inputs, with the method that MLflow calls."""
 
     def __init__(self, graph: OnnxGraph) -> None:
         self._graph = graph
 
     def predict(self, batch: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """Decide about an array, or a dict of them; there are no `params`."""
+        """Decide about an array or a dict of arrays; `params` are ignored."""
         return pd.DataFrame(self._graph.rows(batch), columns=ROW)[_DECISION]
 
 
 def _described(graph: PathLike, **options: Any) -> dict[str, Any]:
-    """What MLflow keeps of a graph, with what the caller adds or overrides."""
+    """The arguments that describe a graph to MLflow, with the caller's own `options`."""
     from sirc import __version__
 
-    opened = OnnxGraph(graph)  # refuses what is no graph of ours
+    opened = OnnxGraph(graph)  # refuses other graphs
     extras = "onnx,vision" if opened.takes_images else "onnx"
     threshold = opened.threshold
     metadata = {"score": opened.spec, "threshold": threshold.value, "promise": threshold.guarantee}
@@ -118,7 +118,7 @@ def _signature(graph: OnnxGraph) -> ModelSignature:
 
     kinds = {"accepted": "boolean", "label": "long", "confidence": "double"}  # the others are texts
     columns = COLUMNS[1:] if graph.takes_images else _DECISION
-    # An image that cannot be read has no label.
+    # An image that cannot be read has a row, but no label.
     outputs = Schema([ColSpec(kinds.get(name, "string"), name, required=name == "accepted") for name in columns])
     if graph.takes_images:
         return ModelSignature(Schema([ColSpec("binary", _BYTES)]), outputs)
@@ -132,7 +132,7 @@ def _signature(graph: OnnxGraph) -> ModelSignature:
 
 @contextmanager
 def _pyfunc() -> Iterator[Any]:
-    """MLflow's pyfunc, without its warnings about its own types and that no input example was given."""
+    """Import MLflow's pyfunc; silence its warnings about its own types and about the missing input example."""
     with needing("an MLflow model", "mlflow", "mlflow"), warnings.catch_warnings(action="ignore"):
         import mlflow.pyfunc
     with warnings.catch_warnings():

@@ -33,7 +33,7 @@ from sirc.errors import ImageError, StoreError
 from sirc.models import LABEL_KEYS
 
 _FACTS, _SEAL = "sirc", b"sirc-sha256"
-_FACTS_DIGEST = "sirc-digest"  # all that earlier versions had
+_FACTS_DIGEST = "sirc-digest"  # earlier versions had only this one
 _OUTPUTS = ("label", "confidence", "accepted")
 _REASON = "reason"  # graphs of earlier versions have none
 
@@ -46,16 +46,16 @@ def export(
     overwrite: bool,
     opset: int | None = None,
 ) -> None:
-    """Export, and compare with the module on the example in several batch sizes."""
+    """Export a classifier, and compare the graph with it on the example in several batch sizes."""
     refuse_existing(path, overwrite)
     with needing("exporting", "onnx, onnxruntime and onnxscript", "onnx"):
         import onnx
         import onnxruntime
         import onnxscript  # noqa: F401
-    # A batch of one would be taken for a constant.
+    # The exporter would take a batch size of one for a constant.
     inputs = {name: torch.cat([value] * 3) for name, value in _inputs(example).items()}
     if any(weight.dtype == torch.bfloat16 for weight in selective.model.parameters()):
-        raise ValueError("a model in bfloat16 cannot be exported, as runtimes do not know it: use float32 or float16")
+        raise ValueError("a model in bfloat16 cannot be exported: runtimes lack that type. Use float32 or float16")
     selective(example)  # finds the head, and fails early
     size = torch.export.Dim("batch")
     with _exporting(selective.model):
@@ -84,9 +84,9 @@ def export(
 
 @final
 class _Explaining(nn.Module):
-    """A classifier that also gives the index of each reason, and takes its inputs by position.
+    """A classifier that also gives the index of each reason.
 
-    By position, as the exporter cannot compare the sizes of tensors inside a dict.
+    It takes its inputs by position, as the exporter cannot compare the sizes of tensors inside a dict.
     """
 
     def __init__(self, selective: SelectiveClassifier, names: list[str]) -> None:
@@ -94,8 +94,9 @@ class _Explaining(nn.Module):
         self.selective, self.names = selective, names
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        decision, reason = self.selective.explain_by_number(_batch(dict(zip(self.names, inputs, strict=True))))
-        return *decision, reason
+        logits, features = self.selective.outputs(_batch(dict(zip(self.names, inputs, strict=True))))
+        label, confidence, accepted, reason = self.selective.scoring.explain(logits, features)
+        return label, confidence, accepted, logits, reason
 
 
 def described(selective: SelectiveClassifier) -> str:
@@ -119,7 +120,7 @@ def _inputs(example: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _batch(inputs: dict[str, Any]) -> Any:
-    """What the model is called with: the images, or the dict."""
+    """The argument of the model: the images, or the dict."""
     return inputs["images"] if list(inputs) == ["images"] else inputs
 
 
@@ -140,19 +141,19 @@ def _check(session: Any, selective: SelectiveClassifier, inputs: dict[str, Tenso
         same = (got.accepted == expected.accepted)[sure].all() and (got.label == expected.label)[clear].all()
         if not (close and same):
             raise ValueError(
-                f"the exported graph must give what the model gives, to a share of {share:g}; on {rows} images it does "
+                f"the exported graph must agree with the model up to a share of {share:g}; on {rows} images it does "
                 "not. Export from float32 on the CPU, or report the model"
             )
 
 
 def _seal(body: bytes | memoryview) -> bytes:
-    """The end of a file: the digest of all bytes before it, as a further metadata entry in protobuf."""
+    """The last bytes of a file: the digest of all bytes before, as one more metadata entry in protobuf."""
     entry = b"\x0a%c%s\x12\x40%s" % (len(_SEAL), _SEAL, hashlib.sha256(body).hexdigest().encode())
     return b"\x72%c%s" % (len(entry), entry)
 
 
 def _is_sealed(data: bytes) -> bool:
-    """Whether a file is as it was written; a file of an earlier version, or from elsewhere, has no seal."""
+    """Whether a file ends in its digest. Files of earlier versions, or from elsewhere, have none."""
     if data.endswith(_seal(memoryview(data)[: -len(_seal(b""))])):
         return True
     if _SEAL in data:  # refused before onnxruntime reads it
@@ -161,7 +162,7 @@ def _is_sealed(data: bytes) -> bool:
 
 
 def _facts_of(session: Any, sealed: bool) -> dict[str, Any]:
-    """Read what a graph says about its calibration."""
+    """Read the facts about the calibration from a graph's metadata."""
     metadata = session.get_modelmeta().custom_metadata_map
     facts = metadata.get(_FACTS)
     if facts is None:
@@ -173,7 +174,7 @@ def _facts_of(session: Any, sealed: bool) -> dict[str, Any]:
 
 @contextmanager
 def _exporting(model: nn.Module) -> Iterator[None]:
-    """Silence the exporter, and turn what it says of a model that it cannot trace into one line."""
+    """Silence the exporter; turn its report about a model that it cannot trace into one line."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -214,16 +215,16 @@ ROW = ("label", "class", "confidence", "accepted", "reason")
 
 
 class OnnxTensor(NamedTuple):
-    """An input or an output of a graph, a row for each image: its name, its type in NumPy and its shape."""
+    """An input or output of a graph, with one row for each image: its name, NumPy type and shape."""
 
     name: str
     dtype: str
     shape: tuple[int | None, ...]
-    """None is any size."""
+    """None stands for any size."""
 
     @classmethod
     def of(cls, value: Any) -> OnnxTensor:
-        """Read it from what onnxruntime gives."""
+        """Convert onnxruntime's description."""
         kind = value.type[len("tensor(") : -1]
         sides = (side if isinstance(side, int) else None for side in value.shape)
         return cls(value.name, {"float": "float32", "double": "float64"}.get(kind, kind), tuple(sides))
@@ -232,7 +233,7 @@ class OnnxTensor(NamedTuple):
 class OnnxGraph:
     """A graph that `export_onnx` wrote, run on the CPU; several threads may call it at the same time.
 
-    `threads` is how many threads onnxruntime uses for one batch; 0 is one for each core.
+    onnxruntime uses `threads` threads for one batch; 0 means one for each core.
     """
 
     def __init__(self, path: PathLike, *, threads: int = 0) -> None:
@@ -242,7 +243,7 @@ class OnnxGraph:
         if path.suffix == ".safetensors":
             raise StoreError(f"'{path}' is no graph: make one of it with `sirc export` or `export_onnx`.")
         check_at_least("threads", threads, 0)
-        data = path.read_bytes()  # what is checked is what runs, even if the file changes meanwhile
+        data = path.read_bytes()  # read once: the bytes that are checked are those that run
         try:
             sealed = _is_sealed(data)
             self._session = _session_of(data, threads)
@@ -272,15 +273,14 @@ class OnnxGraph:
         self.threshold = Threshold.from_dict(facts["threshold"])
         self._reasons = [str(words) for words in facts["reasons"]] if _REASON in self._outputs else None
         self.quantiles = [float(value) for value in facts.get("quantiles") or ()]
-        """Those of the calibration, at 5%, 10%, …, 95%; none if the threshold was given."""
+        """The calibration's quantiles at 5%, 10%, …, 95%; none if the threshold was given."""
         kept = facts.get("confidences")
         self.calibration = None if kept is None else np.frombuffer(base64.b64decode(kept, validate=True), "<f8")
-        """Confidences of the ID rows that set the threshold, for `sirc.monitor`; graphs of earlier versions have none.
-        """
+        """Confidences of the ID rows that set the threshold, for `sirc.monitor`; None in graphs of earlier versions."""
 
     @property
     def takes_images(self) -> bool:
-        """Whether it takes images and knows how they are prepared, as `OnnxModel` does."""
+        """Whether it takes images and knows how to prepare them, as an `OnnxModel` must."""
         return self.facts["preprocess"] is not None and self.inputs == ["images"]
 
     def __call__(self, batch: ArrayLike | Mapping[str, ArrayLike]) -> OnnxDecision:
@@ -288,10 +288,7 @@ class OnnxGraph:
         return self.explain(batch)[0]
 
     def explain(self, batch: ArrayLike | Mapping[str, ArrayLike]) -> tuple[OnnxDecision, list[str] | None]:
-        """Decide, and give each rejection's reason in the words of `SelectiveClassifier.explain`.
-
-        A graph that an earlier version exported has no reasons: None.
-        """
+        """Decide, and give the reasons as `SelectiveClassifier.explain` does; None in graphs of earlier versions."""
         named = batch if isinstance(batch, Mapping) else {"images": batch}
         if not set(self.inputs) <= set(named):
             raise ValueError(f"the graph takes {', '.join(self.inputs)}; got {', '.join(map(str, named))}")
@@ -299,11 +296,11 @@ class OnnxGraph:
         for name, values in given.items():
             check_same_length(name, values, self.inputs[0], given[self.inputs[0]])
         columns = self._session.run(self._outputs, {name: x.numpy() for name, x in given.items()})
-        words = self._reasons
-        return OnnxDecision(*columns[:3]), None if words is None else [words[number] for number in columns[3].tolist()]
+        reasons = None if self._reasons is None else [self._reasons[number] for number in columns[3].tolist()]
+        return OnnxDecision(*columns[:3]), reasons
 
     def rows(self, batch: ArrayLike | Mapping[str, ArrayLike]) -> list[OnnxRow]:
-        """Decide, and give the decisions input by input."""
+        """Decide; return one row for each input."""
         decision, reasons = self.explain(batch)
         labels, confidences, accepted = (column.tolist() for column in decision)
         names = [self.classes[label] if self.classes else None for label in labels]
@@ -316,9 +313,9 @@ def _session_of(data: bytes, threads: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    # Threads that spin while they wait would take the cores from other requests.
+    # Waiting threads that spin would take the cores from other requests.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # The digest covers this file alone: weights in another one are not read.
+    # The digest covers only this file: weights in another one are not read.
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
     try:
         return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
@@ -327,7 +324,7 @@ def _session_of(data: bytes, threads: int) -> Any:
 
 
 def _fitting(taken: OnnxTensor, values: ArrayLike) -> Tensor:
-    """Check that values have the type and shape of an input of the graph."""
+    """Check that values have the type and shape of a graph's input."""
     name, dtype, shape = taken
     x = as_tensor(name, values).cpu()
     if dtype_name(x.dtype) != dtype:
@@ -340,7 +337,7 @@ def _fitting(taken: OnnxTensor, values: ArrayLike) -> Tensor:
 
 @final
 class OnnxModel(OnnxGraph):
-    """A graph that decides about images, and knows how they are prepared."""
+    """A graph that decides about images, and knows how to prepare them."""
 
     def _read(self, facts: dict[str, Any]) -> None:
         super()._read(facts)
@@ -351,7 +348,7 @@ class OnnxModel(OnnxGraph):
         _, _, *self.size = self.takes[0].shape
 
     def check_size(self, name: str, height: int, width: int) -> None:
-        """Refuse prepared images whose height and width the graph does not take."""
+        """Refuse prepared images of a height or width that the graph does not take."""
         if any(side not in (None, actual) for side, actual in zip(self.size, (height, width), strict=True)):
             wanted, has = (" × ".join(map(str, reversed(size))) for size in (self.size, (height, width)))
             raise ImageError(f"{name} must have {wanted} pixels once prepared; it has {has}")

@@ -1,4 +1,4 @@
-"""Predictions for a folder: one row of decisions for each image, broken ones included."""
+"""Predictions for a folder: one decision for each image, also for broken ones."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def predict_folder(
     """Decide about every image below a folder with a calibrated classifier, or with an exported graph by its path.
 
     The columns are path, accepted, label, class, confidence, reason and error; rows are sorted by path. The reason of a
-    rejection is "softmax", or the S2 that took the confidence away; a graph that an earlier version exported gives only
-    "rejected". An image that cannot be read gets an error and no label, and is not accepted. `preprocess` is needed
-    where the classifier has none.
+    rejection is that of `SelectiveClassifier.explain`, or "rejected" from a graph that an earlier version exported. An
+    image that cannot be read gets an error and no label, and is not accepted. `preprocess` is needed if the classifier
+    has none.
 
-    With `path` the table is written there as CSV. An interrupted call keeps its decisions in a hidden folder beside the
-    file, and the same call goes on from there; `overwrite=True` replaces the file and starts again. Inside
+    With `path` the table is written there as CSV. An interrupted call leaves its decisions in a hidden folder beside
+    the file, and the same call resumes from them; `overwrite=True` replaces the file and starts again. Inside
     `sirc.distributed.process_group()` the processes share the images, and each returns the whole table.
     """
     distributed.require_joined("predict_folder")
@@ -77,7 +77,7 @@ def predict_folder(
                 parts.remove()
         with distributed.failing_together():
             rows = dict(pair for _, about in parts.read() for pair in _loaded(about["rows"]))
-            refuse_existing(path, overwrite or bool(rows))  # a call that began to replace a file may go on
+            refuse_existing(path, overwrite or bool(rows))  # an interrupted call that was replacing a file may resume
     batches = [range(len(names))[start : start + size] for start in range(0, len(names), size)]
     mine = [batch for batch in batches if batch.start not in rows][distributed.rank() :: distributed.world()]
     with distributed.failing_together():
@@ -85,7 +85,7 @@ def predict_folder(
         new: DecisionRows = {}
         with progress.task(distributed.of_process("predict"), total, done=done) as task, _saving(parts, new) as save:
             for reading in DatasetReader(images, size, workers).read(mine):
-                # A file that is gone, or may not be read, is no failure of the machine.
+                # A file that is gone or unreadable is no failure of the machine.
                 there = [item for item in reading.lost if os.access(images.path(item.index), os.R_OK)]
                 raise_fatal(there, images.where)
                 new |= decider.rows(reading)
@@ -103,7 +103,7 @@ def predict_folder(
 
 
 def save_decisions(table: pd.DataFrame, path: PathLike, *, overwrite: bool = False) -> None:
-    """Write the table as CSV, whole or not at all."""
+    """Write the table as CSV, atomically."""
     refuse_existing(path, overwrite)
     text = as_csv(table)
     atomic_write(path, lambda file: file.write(text.encode()))
@@ -123,8 +123,8 @@ def _digest_of_files(root: PathLike, names: Sequence[str]) -> str:
     for name in names:
         digest.update(os.fsencode(name) + b"\0")
         with suppress(OSError):  # a dangling link is a broken image
-            found = os.stat(Path(root, name))
-            digest.update(f"{found.st_size} {found.st_mtime_ns}".encode())
+            status = os.stat(Path(root, name))
+            digest.update(f"{status.st_size} {status.st_mtime_ns}".encode())
     return digest.hexdigest()
 
 
@@ -134,7 +134,7 @@ def _loaded(text: str) -> list[tuple[int, _DecisionRow]]:
 
 @contextmanager
 def _saving(parts: Parts | None, rows: Mapping[int, _DecisionRow]) -> Iterator[Callable[[], None]]:
-    """Give a function that writes new rows to parts when it is time; those of work that ends early are written too."""
+    """Yield a function that saves new rows when it is time. If the work ends early, the rest is saved too."""
     count = 0
 
     def write() -> None:
@@ -153,7 +153,7 @@ def _saving(parts: Parts | None, rows: Mapping[int, _DecisionRow]) -> Iterator[C
 
 @final
 class Decider:
-    """A classifier or exported graph with its preprocessing; gives a row for broken images too."""
+    """A classifier or exported graph with its preprocessing; broken images get a row too."""
 
     def __init__(
         self,
@@ -170,15 +170,15 @@ class Decider:
             self._model: OnnxModel | SelectiveClassifier = classifier
         else:
             self._model = OnnxModel(classifier, threads=threads)
-        found = preprocess or self._model.preprocess
-        if found is None:
+        chosen = preprocess or self._model.preprocess
+        if chosen is None:
             raise ValueError(
                 "images must be prepared as the model was trained; this classifier does not say how. Pass "
                 "`preprocess=…`, or give the classifier a `preprocess` before it is saved"
             )
-        self.preprocess, self._steps = found, found.test()
+        self.preprocess, self._steps = chosen, chosen.test()
         # Images of different sizes cannot form a batch.
-        self._one_size = found.crop is not None or isinstance(found.resize, tuple)
+        self._one_size = chosen.crop is not None or isinstance(chosen.resize, tuple)
         self.batch_size = check_positive("batch_size", batch_size) if self._one_size else 1
 
     def prepare(self, image: Image) -> Tensor:
@@ -187,7 +187,7 @@ class Decider:
         return self._steps(image)
 
     def rows(self, reading: IndexedBatch) -> DecisionRows:
-        """The rows of a batch, by the number of the image."""
+        """The rows of a batch, by image number."""
         rows: DecisionRows = {item.index: (False, None, None, "", item.why) for item in reading.lost}
         if isinstance(reading.batch, Tensor):
             rows.update(zip(reading.index, self._decide(reading.batch), strict=True))
@@ -195,7 +195,7 @@ class Decider:
 
     @contextmanager
     def refusing_sizes(self, images: Tensor) -> Iterator[None]:
-        """Refuse images of a size that the model cannot take; where all have one size, the fault is the model's."""
+        """Refuse images of a size that the model cannot take. If all have the same size, its errors are its own."""
         height, width = images.shape[-2:]
         if isinstance(self._model, OnnxModel):
             self._model.check_size("the image", height, width)
@@ -219,7 +219,7 @@ class Decider:
         return list(zip(accepted, label, confidence, reasons, [""] * len(label), strict=True))
 
     def table(self, rows: DecisionRows) -> pd.DataFrame:
-        """The rows as a table with class names, in the order of the images' numbers."""
+        """The rows as a table with class names, sorted by image number."""
         import pandas as pd
 
         classes = dict[int | None, str](enumerate(self._model.classes or ()))
@@ -234,7 +234,7 @@ class PixelsError(ImageError):
 
 
 def check_pixels(size: tuple[int, int], preprocess: Preprocess, max_pixels: int) -> int:
-    """Count an image's pixels, before or after scaling, whichever are more; refuse too many."""
+    """Return an image's number of pixels before or after scaling, whichever is larger; refuse too many."""
     width, height = size
     if width * height > max_pixels:
         raise PixelsError(f"it has {width} × {height} pixels; at most {max_pixels:,} are taken. Scale it down")

@@ -1,4 +1,4 @@
-"""Saved classifiers: one file with everything but the model, known by its fingerprint."""
+"""Saved classifiers: one file with everything but the model, which is recognised by its fingerprint."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from sirc.deploy.selective import SelectiveClassifier
 
 _VERSION = 1
-SAMPLE = 100_000  # calibration confidences kept for monitoring, at most; a random sample of more
+SAMPLE = 100_000  # most calibration confidences to save; a random sample of more
 
 
 def contents(selective: SelectiveClassifier) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What a file holds: the scorer's tensors, the calibration's confidences, and the rest as JSON."""
+    """The contents of a file: the scorer's tensors, the calibration's confidences, and the rest as JSON."""
     scorer, spec = selective.scorer, selective.scorer.parsed(selective.spec)
-    used = {str(part) for part in all_parts(spec)}  # a scorer may hold other specs' too
+    used = {str(part) for part in all_parts(spec)}  # the scorer may have parameters of other specs too
     parameters = {key: part for key, part in scorer.parameters.items() if key in used}
     tensors = {f"{key}/{name}": value for key, part in parameters.items() for name, value in part.items()}
     tensors["calibration"] = calibration_sample(selective.calibration)
@@ -49,8 +49,8 @@ def about(selective: SelectiveClassifier) -> dict[str, Any]:
     model = fingerprint(selective.model)
     if selective._calibrated_for not in (None, model):
         raise ValueError(
-            "a guarantee holds for the model it was made with; this one was changed since `calibrate` (trained, or "
-            "cast to another type). Calibrate again"
+            "a guarantee holds only for the model it was made with; this one was changed since `calibrate` (trained, "
+            "or cast to another type). Calibrate again"
         )
     scorer, preprocess = selective.scorer, selective.preprocess
     return {
@@ -72,7 +72,7 @@ def about(selective: SelectiveClassifier) -> dict[str, Any]:
 
 
 def load(path: PathLike, model: nn.Module) -> SelectiveClassifier:
-    """Read a classifier that was calibrated for this model."""
+    """Load a classifier that was calibrated for this model."""
     from sirc.deploy.selective import SelectiveClassifier
 
     facts, tensors = read(path)
@@ -119,7 +119,7 @@ def read(path: PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _try_out(selective: SelectiveClassifier) -> None:
-    """Score one row: parameters whose shapes do not fit each other show now, and not with the first input."""
+    """Score one row, so that parameters whose shapes do not match fail now and not with the first input."""
     device, scorer = selective.scoring.limit.device, selective.scorer
     if scorer.num_classes is not None:
         features = None if scorer.num_features is None else torch.zeros(1, scorer.num_features, device=device)
@@ -129,7 +129,7 @@ def _try_out(selective: SelectiveClassifier) -> None:
 
 @contextmanager
 def _whole(path: PathLike) -> Iterator[None]:
-    """Say that a file is not whole where something in it is missing or of another kind."""
+    """Report anything missing or malformed in a file as an error about this file."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:
@@ -141,7 +141,7 @@ def _whole(path: PathLike) -> Iterator[None]:
 def calibration_of(path: PathLike) -> tuple[npt.NDArray[np.float64], Threshold]:
     """The confidences that set the threshold of a saved classifier or of an exported graph, and the threshold.
 
-    No confidences come with a threshold that was given, or with a graph that an earlier version exported.
+    There are no confidences if the threshold was given, or if an earlier version exported the graph.
     """
     if str(path).endswith(".onnx"):
         from sirc.deploy.onnx import OnnxGraph
@@ -160,7 +160,7 @@ def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:
 
 
 def stored_classes(facts: dict[str, Any], count: int | None) -> list[str] | None:
-    """The names of the classes in what a file says, one for each of `count`; None if it has none."""
+    """The class names among a file's facts, if there are any; they must be `count` names."""
     names = None if facts["classes"] is None else _texts_in(facts["classes"], "class names")
     if names is not None and count not in (None, len(names)):
         raise ValueError(f"it must name each of its {count} classes; it has {len(names)} names")
@@ -185,13 +185,13 @@ def _calibration_in(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def _quantiles(confidences: Tensor | None) -> list[float] | None:
-    """The 5%, 10%, …, 95% quantiles of the calibration, the bounds of a service's histogram."""
+    """The 5%, 10%, …, 95% quantiles of the calibration, for the histogram of a service."""
     values = calibration_sample(None if confidences is None else confidences[confidences.isfinite()]).numpy()
     return np.quantile(values, np.arange(1, 20) / 20).tolist() if len(values) else None
 
 
 def calibration_sample(confidences: Tensor | None) -> Tensor:
-    """The confidences that a file keeps: all in their order, or a random sample of many; none without a calibration."""
+    """The confidences to save: all in their order, or a random sample of many; empty without a calibration."""
     if confidences is None:
         return torch.empty(0, dtype=torch.float64)
     values = confidences.double().cpu()

@@ -44,10 +44,10 @@ from sirc.scores import Scorer
 
 _HEAD_LOCK = threading.Lock()  # one thread looks for a head at a time
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-_TF32 = 1e-2  # the tolerance of convolutions in TF32 where no images show it: TF32 has the digits of float16
+_TF32 = 1e-2  # the tolerance of convolutions in TF32 if no images can show it: TF32 has the precision of float16
 _NOTHING = nullcontext()
-TRIED = 16  # images that are run again to see how much confidences change
-TRIED_FIRST = 4  # run alone; the others follow unless the change is far below what is allowed anyway
+TRIED = 16  # images that run again to see how much confidences change
+TRIED_FIRST = 4  # of them, run alone; the others follow unless the change is far below the tolerance
 _MAX_OVERLAP = 0.01  # a guarantee is refused if a larger share of the calibration rows was used to fit
 
 
@@ -72,7 +72,7 @@ class Decision(NamedTuple):
 
 
 class GivenBatch(NamedTuple):
-    """A batch that a model was given, and the first rows of the logits that it gave, where they are known."""
+    """A batch of model inputs, and the logits of its first rows if they are known."""
 
     images: Any
     logits: Tensor | None
@@ -80,7 +80,7 @@ class GivenBatch(NamedTuple):
 
 @contextmanager
 def largest_batch(model: nn.Module) -> Iterator[list[GivenBatch]]:
-    """Keep the largest batch that the model receives inside, the first of equal ones; none if it does not run."""
+    """Record the largest batch that the model receives in this context; the list stays empty if it receives none."""
     batches: list[GivenBatch] = []
     largest, given = 0, None
 
@@ -97,15 +97,11 @@ def largest_batch(model: nn.Module) -> Iterator[list[GivenBatch]]:
             batches[:] = [GivenBatch(given, model_logits(output)[:TRIED].clone())]
 
     # Before all other hooks, as those run again when the batch does.
-    handles = (
+    with (
         model.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
         model.register_forward_hook(after),
-    )
-    try:
+    ):
         yield batches
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @final
@@ -113,8 +109,8 @@ class SelectiveClassifier(nn.Module):
     """A classifier that may abstain: one forward pass of `model` gives labels, confidences and decisions.
 
     `spec` is one of the scorer's. Features are the input of `head`, the final linear layer: a `Head`, its name, or None
-    to find it on the first batch. `classes` names the columns of the logits; `preprocess` says how images are prepared.
-    The model is put into evaluation mode and stays there.
+    to find it with the first batch. `classes` names the columns of the logits; `preprocess` says how images are
+    prepared. The model is put into evaluation mode and stays there.
 
     Example:
         >>> import sirc, torch
@@ -156,7 +152,7 @@ class SelectiveClassifier(nn.Module):
         self.calibration_correct: Tensor | None = None
         """Which of those rows the model predicted right, where that is known."""
         self.remarks: tuple[str, ...] = ()
-        """Further lines that `print` shows; `sirc.guard` sets some."""
+        """Extra lines for `print(classifier)`, such as the notes of `sirc.guard`."""
         self.model = model if is_parallel(model) else unwrap(model)
         first = next((weight for weight in model.parameters() if weight.is_floating_point()), None)
         self.scoring = ConfidenceGraph(scorer, spec, torch.float32 if first is None else first.dtype)
@@ -175,11 +171,11 @@ class SelectiveClassifier(nn.Module):
 
     @property
     def head_name(self) -> str | None:
-        """The layer whose input is the features, once it is known."""
+        """The name of the layer whose input is the features, once it is known."""
         return self._hook.name
 
     def forward(self, images: Any = None, /, **named: Any) -> Decision:
-        """Classify a batch: a tensor, whatever batch the model's loader gives, or what the model takes by name.
+        """Classify a batch: a tensor, a batch of the model's loader, or the model's keyword arguments.
 
         Example:
             >>> import sirc, torch
@@ -191,9 +187,7 @@ class SelectiveClassifier(nn.Module):
         self._check_threshold()
         if (images is None) == (not named):
             got = "both" if named else "neither"
-            raise ValueError(
-                f"give one batch, `sel(batch)`, or what the model takes by name, `sel(**batch)`; got {got}"
-            )
+            raise ValueError(f"give one batch, `sel(batch)`, or keyword arguments, `sel(**batch)`; got {got}")
         logits, features = self.outputs(named if images is None else images)
         label, confidence, accepted = self.scoring.decide(logits, features)
         return Decision(label, confidence, accepted, logits)
@@ -215,7 +209,7 @@ class SelectiveClassifier(nn.Module):
     def outputs(self, images: Any) -> tuple[Tensor, Tensor | None]:
         """The logits and features of a batch, without gradients.
 
-        A model in half precision computes its last layer again in float32: confident inputs would tie otherwise.
+        The last layer of a model in half precision is computed again in float32: confident inputs would tie otherwise.
         """
         model, compiling = self.model, torch.compiler.is_compiling()
         if model.training:
@@ -224,7 +218,7 @@ class SelectiveClassifier(nn.Module):
             self._find_head(images)
         try:
             self._hook.open()
-            # Entering `no_grad` takes longer than asking whether gradients are on.
+            # To enter `no_grad` takes longer than to ask whether gradients are on.
             with torch.no_grad() if compiling or torch.is_grad_enabled() else _NOTHING:
                 logits = model_logits(call_model(model, images))
             features = None if self._headless else self._hook.take()
@@ -267,22 +261,23 @@ class SelectiveClassifier(nn.Module):
         """Set the threshold on labelled ID validation data; `self.threshold` has its guarantee.
 
         `val` is `Outputs` or a store, or images and labels to run the model on: a loader, a dataset, or the path of a
-        folder with one folder for each class. `rows` are the numbers of those to use, all by default. `images` may be a
-        batch of the images that the outputs came from.
+        folder with one folder for each class. `rows` are the indices of the rows to use, all by default. `images` may
+        be a batch of the images that the outputs came from.
 
-        `recall`, `coverage`: the highest threshold that accepts at least that share of ID✓, or of ID input; with
-        `delta` it does so on future data with probability 1 − δ. `risk`: the largest coverage whose share of errors is
-        at most that, with probability 1 − δ (0.05 by default). With `ood`, `alpha` and `beta`: the least expected cost,
-        a rejected input costing `reject_cost`, or under the floor `recall`. `ood` is OOD data, or a dict of sets as
-        `sirc.evaluate` takes it, whose samples weigh the same.
+        Choose one goal:
+        - `recall` or `coverage`: the highest threshold that accepts at least this share of ID✓, or of ID input. With
+          `delta` it does so on future data with probability 1 − δ.
+        - `risk`: the largest coverage with at most this share of errors, with probability 1 − δ (0.05 by default).
+        - `ood`, `alpha` and `beta`: the least expected cost, where a rejected input costs `reject_cost`, or where at
+          least `recall` of ID✓ is accepted. `ood` is OOD data, or a dict of sets; all their samples weigh the same.
 
         A guarantee is refused if more than 1% of the rows were used to fit `spec` (see `Scorer.seen`).
 
-        Confidences change a little with batch size, device and runtime, and the threshold allows for it. It allows for
-        the `self.tolerance` of the types of these outputs; a store also knows the precision that it was computed in. If
-        there are images, some also run one at a time, and the threshold allows for at least four times the change. GPUs
-        round the inputs of convolutions to TF32 unless `torch.backends.cudnn.allow_tf32` is False here: the threshold
-        allows for four times what that changes in some images, or for a share of 1e-2 if there are none.
+        Confidences change a little with batch size, device and runtime, so the threshold has a margin: the
+        `self.tolerance` of the types of these outputs, and of the precision that a store was computed in. If there are
+        images, some also run one at a time, and the margin is at least four times the largest change. GPUs round the
+        inputs of convolutions to TF32 unless `torch.backends.cudnn.allow_tf32` is False: the margin is also at least
+        four times what this changes in some images, or a share of 1e-2 if there are no images.
 
         Example:
             >>> import sirc, torch
@@ -343,18 +338,18 @@ class SelectiveClassifier(nn.Module):
         return self._use(threshold)
 
     def _confidences(self, outputs: Outputs) -> Tensor:
-        # In float64 on any device, as in the graph that decides: the row that sets the threshold must reach it.
+        # In float64 on any device, like the graph that decides: the row that sets the threshold must reach it.
         return self.scorer(outputs, compile=False)[self.spec]
 
     def tolerance(self, *dtypes: torch.dtype) -> float:
-        """The share by which confidences may change with batch size, device and runtime.
+        """The share by which confidences may change with batch size, device and runtime: 1e-4 for float32.
 
-        It is that of the least precise type, among these and the model's: 1e-4 for float32.
+        The least precise type decides, among these and those of the model's parameters.
         """
         return max(_TOLERANCE.get(dtype, 0.0) for dtype in (*dtypes, *(x.dtype for x in self.model.parameters())))
 
     def _tolerance(self, val: object, outputs: Outputs, confidence: Tensor, batch: GivenBatch | None) -> float:
-        """The tolerance for these outputs, or more where the batch shows that confidences change more."""
+        """The tolerance for these outputs, or a larger one if the batch shows larger changes."""
         dtypes = [x.dtype for x in (outputs.logits, outputs.features) if x is not None]
         if isinstance(val, OutputStore) and ran_in_half(val):
             dtypes.append(torch.bfloat16)
@@ -367,14 +362,14 @@ class SelectiveClassifier(nn.Module):
         scale = typical_size(confidence.cpu().numpy())
 
         def allowed(values: Tensor, others: Tensor) -> float:
-            """Four times the largest change."""
+            """Four times the largest relative change."""
             change = (others - values).abs() / values.abs().clamp(min=scale)
             return min(0.4, 4 * float(change.nan_to_num(0, 0).max()))
 
         few, together = rows_of(batch.images, slice(TRIED)), self._scored_together(batch, outputs, confidence)
         if in_tf32:
             exact = together
-            if together.is_cuda:  # where convolutions were rounded already
+            if together.is_cuda:  # the convolutions were rounded already
                 with Convolutions(rounded=False):
                     exact = self._score(few)
             with Convolutions(rounded=True):
@@ -387,7 +382,7 @@ class SelectiveClassifier(nn.Module):
         return max(share, by_batch)
 
     def _scored_together(self, batch: GivenBatch, outputs: Outputs, confidence: Tensor) -> Tensor:
-        """The confidences of a batch's first images: those at hand where its logits are, or else by running it."""
+        """The confidences of a batch's first images: found among the known ones by its logits, or else computed."""
         if batch.logits is not None:
             logits = batch.logits.to(outputs.logits)
             equal = (outputs.logits == logits[0]).all(1).nonzero()
@@ -432,20 +427,16 @@ class SelectiveClassifier(nn.Module):
         return known
 
     def explain(self, images: Any) -> tuple[Decision, list[str]]:
-        """Decide, and for each rejection name what drove it: "softmax", or the S2 that took the confidence away.
+        """Decide, and give the reason of each rejection: "softmax", or the S2 score that lowered the confidence most.
 
-        The reason is "softmax" if the input would be rejected even without the features' part, "not computable" if it
-        has no confidence, and "" if it is accepted.
+        The reason is "softmax" if S1 alone would reject the input too, "not computable" if it has no confidence, and ""
+        if it is accepted.
         """
-        decision, numbers = self.explain_by_number(images)
-        return decision, [self.scoring.reasons[number] for number in numbers.tolist()]
-
-    def explain_by_number(self, images: Any) -> tuple[Decision, Tensor]:
-        """Decide, and give each reason as its index in `scoring.reasons`: `explain` for an exported graph."""
         self._check_threshold()
         logits, features = self.outputs(images)
-        label, confidence, accepted, reason = self.scoring.explain(logits, features)
-        return Decision(label, confidence, accepted, logits), reason
+        label, confidence, accepted, numbers = self.scoring.explain(logits, features)
+        reasons = [self.scoring.reasons[number] for number in numbers.tolist()]
+        return Decision(label, confidence, accepted, logits), reasons
 
     def report(
         self,
@@ -457,15 +448,15 @@ class SelectiveClassifier(nn.Module):
     ) -> Path:
         """Write a page about the labelled rows that set the threshold and about the promise; return its path.
 
-        Its first lines say what is accepted at the threshold, of these rows and of the sets in `ood`, by name, if there
-        are some; sliders show other thresholds.
+        It first says how many of these rows, and of each set in `ood`, the threshold accepts; sliders show other
+        thresholds.
         """
         from sirc.evaluation import evaluate
 
         threshold = self._check_threshold()
         if self.calibration is None or self.calibration_correct is None:
             raise ValueError(
-                "a page needs labelled rows that set the threshold; there are none: call `calibrate(val, …)`"
+                "a page needs labelled rows that set the threshold; there are none: call `calibrate(val, …)` first"
             )
         check_type("ood", ood, Mapping | None, "a dict of OOD sets", "Name each: `ood={'textures': data}`")
         others = {name: self._confidences(self._as_outputs(data, labelled=False)) for name, data in (ood or {}).items()}
@@ -473,15 +464,15 @@ class SelectiveClassifier(nn.Module):
         ev = evaluate(
             {self.spec: (self.calibration, self.calibration_correct)},
             ood={name: {self.spec: values} for name, values in others.items()},
-            recall=round(recall, 2) or 0.95,  # the sliders begin beside the guard's own threshold, in whole percents
+            recall=round(recall, 2) or 0.95,  # the sliders start near the guard's own threshold, in whole percents
         )
         done, accepts, *promises = str(self).splitlines()
         counts = [f"{int((one >= threshold.value).sum()):,} of {len(one):,} in {name}" for name, one in others.items()]
         outside, sliders = [], "The sliders show other thresholds, each by its recall of these validation rows."
         if threshold.value < math.inf:
             outside = [f"Of OOD input it accepts {listed(counts)}."] if counts else []
-            own = f"threshold is {threshold.value:.6g}, with a recall of {percent(recall)} of them."
-            sliders += f" This classifier's own {own}"
+            own = f"{threshold.value:.6g}, with a recall of {percent(recall)} of them"
+            sliders += f" This classifier's own threshold is {own}."
         notes = [done, accepts, *outside, *promises, sliders]
         return ev.report(path, title=title or "What this classifier accepts", notes=notes, overwrite=overwrite)
 
@@ -489,7 +480,7 @@ class SelectiveClassifier(nn.Module):
         return super().__str__() if self.threshold is None else summary(self)
 
     def save(self, path: PathLike, *, overwrite: bool = False) -> None:
-        """Write scorer, threshold, guarantee, class names, preprocessing and the model's fingerprint; not the model.
+        """Write scorer, threshold, guarantee, class names, preprocessing and the model's fingerprint, but no model.
 
         Example:
             >>> import sirc, tempfile, torch
@@ -503,7 +494,7 @@ class SelectiveClassifier(nn.Module):
 
     @classmethod
     def load(cls, path: PathLike, model: nn.Module) -> SelectiveClassifier:
-        """Read what `save` wrote for this model, or `push_to_hub`: `hf://owner/name`; another model is refused.
+        """Load a saved classifier from a file or `hf://owner/name`. `model` must be the network it was saved with.
 
         Example:
             >>> import sirc, tempfile, torch
@@ -524,13 +515,13 @@ class SelectiveClassifier(nn.Module):
         network: str | None = None,
         private: bool | None = None,
     ) -> str:
-        """Push what `save` writes to the Hugging Face Hub, with a card that says what it promises; return the address.
+        """Push what `save` writes to the Hugging Face Hub, with a card that states the promise; return its address.
 
-        `sirc.load_guard` takes the address, `hf://owner/name@commit`; without the commit it loads the newest. The
-        repository is created if it is missing, as `private` says. `onnx` is the path of this guard's exported graph, to
-        push it too. `network` names the model on the card, as `sirc.load_guard` takes it. A README.md that sirc did not
-        write stays, and the card becomes GUARD.md. Needs `pip install 'torch-sirc[hub]'`, and `hf auth login` or
-        `HF_TOKEN`.
+        `sirc.load_guard` takes the address, `hf://owner/name@commit`; without the commit it loads the newest version. A
+        missing repository is created, private if `private` says so. `onnx` is the path of this guard's exported graph,
+        to push it too. `network` is the model's name for the example on the card, as `sirc.load_guard` takes it. A
+        README.md that sirc did not write is kept, and the card becomes GUARD.md. Needs
+        `pip install 'torch-sirc[hub]'`, and `hf auth login` or `HF_TOKEN`.
         """
         return push(self, repo_id, onnx=onnx, network=network, private=private)
 
@@ -544,9 +535,9 @@ class SelectiveClassifier(nn.Module):
     ) -> None:
         """Write one graph, images → label, confidence, accepted, logits, reason, for batches of any size, and test it.
 
-        `example` is a batch as the model takes it: a tensor, or a dict, whose keys become the names of the inputs.
-        The reason is a number; `OnnxGraph.explain` gives its words. The file's metadata hold what `save` writes. Needs
-        `pip install 'torch-sirc[onnx]'`.
+        `example` is a batch as the model takes it: a tensor, or a dict whose keys become the names of the inputs. The
+        reason is a number, which `OnnxGraph.explain` turns into words. The file's metadata hold what `save` writes.
+        Needs `pip install 'torch-sirc[onnx]'`.
 
         Example:
             >>> import sirc, tempfile, torch
@@ -573,7 +564,7 @@ class SelectiveClassifier(nn.Module):
 
 
 def _check_goal(**goal: object) -> None:
-    """Require one goal of `calibrate`: a recall, a coverage, a risk or the least cost."""
+    """Require exactly one goal of `calibrate`: a recall, a coverage, a risk or the least cost."""
     given = {name for name, value in goal.items() if value is not None}
     costs = {"ood", "alpha", "beta"}
     if costs <= given <= {*costs, "reject_cost", "recall"} or given - {"delta"} in ({"recall"}, {"coverage"}, {"risk"}):
@@ -586,7 +577,7 @@ def _check_goal(**goal: object) -> None:
 
 
 def names_of(classes: Sequence[str] | None) -> list[str] | None:
-    """The class names as a list; None if none are given."""
+    """The class names as a list, or None."""
     if classes is not None and not iterates(classes):
         raise ValueError(f"`classes` must be a list of names; got {type(classes).__name__}")
     return None if classes is None else [str(name) for name in classes]

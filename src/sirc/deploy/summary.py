@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def summary(guard: SelectiveClassifier) -> str:
-    """About five lines."""
+    """Summarise a calibrated classifier in about five lines."""
     threshold, scorer = guard._check_threshold(), guard.scorer
     fitted = f", fitted on {scorer.fitted_rows:,} training rows" if scorer.fitted_rows else ""
     reads = guard.scoring.needs_features and guard.head_name
@@ -32,15 +32,16 @@ def summary(guard: SelectiveClassifier) -> str:
         f"Cannot promise: how much OOD input it rejects, as its calibration saw {seen}; {errors}and anything about "
         "inputs unlike the validation rows. `sirc.monitor` watches for those.",
     ]
-    return "\n".join(map(printable, lines))  # the names of classes may hold anything
+    return "\n".join(map(printable, lines))  # class names may have control characters
 
 
 def _of_validation(guard: SelectiveClassifier, threshold: float) -> str:
-    """Say what is accepted of the validation rows; nothing where it is not known which are right."""
+    """Say what is accepted of the validation rows; empty if it is not known which of them are right."""
     if guard.calibration is None or guard.calibration_correct is None:
         return ""
     sample = "a sample of " if len(guard.calibration) >= SAMPLE else ""
-    accepted = calibration_sample(guard.calibration) >= threshold  # the rows that a file keeps
+    # Only of the rows that a file keeps, so that a loaded guard prints the same.
+    accepted = calibration_sample(guard.calibration) >= threshold
     right = calibration_sample(guard.calibration_correct).bool()
     recall, errors, all_errors = (
         percent(float(rows.double().mean())) for rows in (accepted[right], ~right[accepted], ~right)

@@ -11,10 +11,10 @@ from sirc.deploy.onnx import OnnxGraph, OnnxTensor
 
 
 def write_triton(graph: PathLike, folder: PathLike, *, max_batch_size: int = 64, overwrite: bool = False) -> Path:
-    """Write the folder from which Triton or KServe serves a graph of `export_onnx`; the model has the folder's name.
+    """Write a folder for Triton or KServe to serve a graph of `export_onnx`; the model gets the folder's name.
 
-    Triton joins requests into batches of up to `max_batch_size`, for which the threshold allows. It gives label,
-    confidence, accepted and reason in the shape (n, 1).
+    Triton joins requests into batches of up to `max_batch_size`; the threshold's margin covers that. Label,
+    confidence, accepted and reason have the shape (n, 1).
     """
     place = check_path("folder", folder)
     check_positive("max_batch_size", max_batch_size)
@@ -40,7 +40,7 @@ def config(graph: OnnxGraph, name: str, max_batch_size: int) -> str:
 
 
 def _described(tensor: OnnxTensor) -> str:
-    """One input or output; Triton leaves the batch out of the dimensions, and wants at least one other."""
+    """One input or output. For Triton the batch is no dimension, and at least one other is needed."""
     sides = [-1 if side is None else side for side in tensor.shape[1:]]
     dims = f"dims: [ {', '.join(map(str, sides))} ]" if sides else "dims: [ 1 ] reshape: { shape: [ ] }"
     code = tensor.dtype.upper().replace("FLOAT", "FP")

@@ -36,8 +36,8 @@ from sirc.metrics import as_scores, binomial_interval
 __all__ = ["Monitor", "Monitoring", "monitor"]
 
 _VERSION = 1
-_USUAL = 1e-4  # the share by which confidences change with the batch size of a float32 network
-_ROUNDING = 1e-6  # of a change: adding and subtracting it is not exact
+_USUAL = 1e-4  # the share by which confidences of a float32 network may change with its batch size
+_ROUNDING = 1e-6  # the share of a margin that allows for rounding when it is added or subtracted
 
 
 @final
@@ -48,7 +48,7 @@ class Monitoring:
     alarm: bool
     """True once the acceptance rate was shown to differ from the promised one."""
     first_alarm: int | None
-    """The index of the input that raised it, counted from 0."""
+    """The index of the input that raised the alarm, counted from 0."""
     rate: float
     """The share of production input accepted; NaN before the first."""
     interval: tuple[float, float]
@@ -58,9 +58,9 @@ class Monitoring:
     promised_interval: tuple[float, float]
     """Contains the calibration population's acceptance rate with probability 1 − δ/2: Clopper–Pearson's interval,
     or, for a `Threshold` of least cost, that of Dvoretzky, Kiefer and Wolfowitz, valid at all thresholds at once. It
-    allows for rows that cross the threshold by a change within its margin."""
+    allows for rows that changes within the threshold's margin move across the threshold."""
     e_value: float
-    """The capital of bets against every rate in `promised_interval`, now."""
+    """The current capital of the bets against every rate in `promised_interval`."""
     p_value: float
     """1 over the largest capital so far, at most 1; the alarm is raised at δ/2."""
     ood_share: float
@@ -70,7 +70,7 @@ class Monitoring:
     """"calibration" and "production"."""
 
     def words(self) -> tuple[str, dict[str, str]]:
-        """The report as a title and its parts by name."""
+        """The report: a title, and its parts by name."""
         if not self.sizes["production"]:
             return f"No production input yet; {percent_near(self.promised)} accepted was promised", {}
         title = "No alarm: the acceptance rate is compatible with the promised one"
@@ -106,11 +106,11 @@ def _limits(interval: tuple[float, float]) -> str:
 
 @final
 class Monitor:
-    """Watches production confidences as they come, in memory that does not grow.
+    """Watches production confidences as they come, in constant memory.
 
-    `calibration` are confidences of ID rows; `threshold` is a `Threshold`, which may come from the same rows, or a
-    number, which may not. The alarm is raised when bets against every acceptance rate that the calibration leaves
-    possible (`promised_interval`, at δ/2) reach a capital of 2/δ. If production is like the calibration, that ever
+    `calibration` are confidences of ID rows. `threshold` is a `Threshold`, which may come from the same rows, or a
+    number, which must not. The alarm is raised when bets against every acceptance rate that the calibration leaves
+    possible (`promised_interval`, at δ/2) reach a capital of 2/δ. If production is like the calibration, this ever
     happens with probability at most δ, however long and often one looks.
 
     Example:
@@ -127,26 +127,28 @@ class Monitor:
 
     def __init__(self, calibration: ArrayLike, threshold: float | Threshold, delta: float = 0.05) -> None:
         rows = as_confidences("calibration", calibration)
-        self.threshold = check_number("threshold", threshold.value if isinstance(threshold, Threshold) else threshold)
+        margin, searched = 0.0, False
+        if isinstance(threshold, Threshold):
+            margin, searched, threshold = threshold.margin, threshold.rule == "cost", threshold.value
+        self.threshold = check_number("threshold", threshold)
         if math.isnan(self.threshold):
             raise ValueError("`threshold` must be a number; got NaN, which accepts nothing. Pass one that is feasible.")
         self.delta = check_inner("delta", delta)
         n = len(rows)
         self._calibration, self._promised = n, int((rows >= self.threshold).sum()) / n
-        # The threshold allows confidences to change from run to run by a share of their size, or of the typical one: a
-        # calibration row may lie that much lower or higher in production.
-        margin, typical = threshold.margin if isinstance(threshold, Threshold) else 0.0, typical_size(rows)
+        # The threshold's margin lets confidences change by a share of their size, or of the typical size: in
+        # production a calibration row may lie that much lower or higher.
+        typical = typical_size(rows)
         share = margin / max(abs(self.threshold + margin), typical) if margin else 0.0
         size = sizes(rows, typical)
         least = int((rows - share * (1 - _ROUNDING) * size >= self.threshold).sum())
         most = int((rows + share * (1 + _ROUNDING) * size >= self.threshold).sum())
-        # The search for the least cost favours a threshold at which these rows happen to be accepted more or less often
-        # than their population. Only limits that hold at all thresholds at once allow for that.
-        searched = isinstance(threshold, Threshold) and threshold.rule == "cost"
+        # The search for the least cost may favour a threshold at which these rows are accepted more or less often than
+        # their population. Only limits that hold at all thresholds at once allow for that.
         interval = interval_anywhere if searched else binomial_interval
         self._interval = interval(least, n, self.delta / 2)[0], interval(most, n, self.delta / 2)[1]
         self._bets = Bets(*self._interval)
-        # A repeated row is not OOD because its last digits changed, whether or not there is a margin.
+        # Even without a margin, changed last digits must not make a repeated row OOD.
         self._share = OodShare(rows - max(share, _USUAL) * (1 + _ROUNDING) * size, self.delta)
         self._first: int | None = None
         settings = json.dumps([self.threshold, margin, searched]).encode()
@@ -166,11 +168,11 @@ class Monitor:
         return self._bets.accepted + self._bets.rejected
 
     def save(self, path: PathLike, *, overwrite: bool = False) -> None:
-        """Write the counts so far, and a digest of the calibration that they belong to; no confidences."""
+        """Write the counts so far and a digest of their calibration, but no confidences."""
         write_safetensors(path, *self.contents(), overwrite=overwrite)
 
     def contents(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """What a file holds."""
+        """The contents of a file."""
         about = {"format": "sirc-monitor", "version": _VERSION, "delta": self.delta, "first_alarm": self._first}
         tensors = {
             "decided": torch.tensor([self._bets.accepted, self._bets.rejected]),
@@ -181,23 +183,22 @@ class Monitor:
 
     @classmethod
     def load(cls, path: PathLike, calibration: ArrayLike, threshold: float | Threshold) -> Self:
-        """Go on from what `save` wrote for this calibration and threshold; that of another is refused."""
+        """Continue from a saved state, which must belong to this calibration and threshold."""
         tensors, metadata = read_safetensors(check_path("path", path))
         about = read_header(path, metadata, "monitor", _VERSION)
         made = cls(calibration, threshold, about.get("delta", 0.05))
         if about.get("calibration") != made._digest:
             raise StoreError(
                 f"'{path}' must belong to this calibration and threshold, to go on with them; it belongs to others. "
-                "Name another file, or delete it to begin anew"
+                "Name another file, or delete it to start again"
             )
         try:
             made._bets.accepted, made._bets.rejected = map(int, tensors["decided"])
             made._bets.log_capital, made._bets.log_peak = map(float, tensors["capital"])
             made._share.below[:] = tensors["below"].numpy()
-            made._share.total = made.inputs
             made._first = None if about["first_alarm"] is None else int(about["first_alarm"])
         except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"'{path}' is not whole: {error}. Delete it, and begin anew") from error
+            raise StoreError(f"'{path}' is not whole: {error}. Delete it to start again") from error
         return made
 
     def report(self) -> Monitoring:
@@ -212,7 +213,7 @@ class Monitor:
             promised_interval=self._interval,
             e_value=math.exp(min(700.0, self._bets.log_capital)),
             p_value=math.exp(-self._bets.log_peak),
-            ood_share=self._share.bound() if total else 0.0,
+            ood_share=self._share.bound(total) if total else 0.0,
             delta=self.delta,
             sizes={"calibration": self._calibration, "production": total},
         )
@@ -223,8 +224,8 @@ def monitor(
 ) -> Monitoring:
     """Compare production confidences, in the order in which they came, with the calibration's.
 
-    Tests whether the acceptance rate is the promised one, and bounds the share of OOD input from below (if ID input has
-    not changed). `Monitor` does the same step by step.
+    It tests whether the acceptance rate is the promised one, and bounds the share of OOD input from below (if ID input
+    has not changed). `Monitor` does the same step by step.
     """
     watch = Monitor(calibration, threshold, delta)
     watch.update(as_confidences("production", production))

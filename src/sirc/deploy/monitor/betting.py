@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from sirc._utils.arrays import Floats
 from sirc.metrics import lower_limit
 
-# Bets, as fractions of the way from the rate to 1 or 0: a half is a gross change, 2⁻¹⁴ takes millions of inputs to see.
+# Bets, as fractions of the way from the rate to 1 or 0: ½ is a gross change, 2⁻¹⁴ takes millions of inputs to see.
 _STEPS = np.concatenate(([0.97, 0.85], 2.0 ** -(0.5 * np.arange(1, 29))))
-_CHUNK = 1 << 12  # inputs bet on together, so that the bets stay in a CPU's cache
-# Easy OOD input lies below most ID confidences, hard OOD input among their lower half.
+_CHUNK = 1 << 12  # inputs at a time, so that their bets stay in a CPU's cache
+# Ranks to compare, as shares of the rows: easy OOD input lies below most ID confidences, hard OOD in their lower half.
 _LEVELS = np.array([0, 0.001, 0.003, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9])
 
 
@@ -30,15 +30,16 @@ class Bets:
     def __init__(self, low: float, high: float) -> None:
         self.accepted = self.rejected = 0
         self.log_capital = self.log_peak = 0.0
-        self._sides: list[Floats] = []  # log of the factors of each bet, for an accepted and for a rejected input
-        # If no rate lies on a side, its half of the capital is kept.
+        # For the rates above and below: the log factors of each bet, for an accepted and for a rejected input. If no
+        # rate lies on a side, its half of the capital stays as it is.
+        self._sides: list[Floats] = []
         if high < 1:
             self._sides.append(np.stack((np.log1p(_STEPS * (1 - high) / high), np.log1p(-_STEPS))))
         if low > 0:
             self._sides.append(np.stack((np.log1p(-_STEPS), np.log1p(_STEPS * low / (1 - low)))))
 
     def update(self, accepts: NDArray[np.bool_], log_alarm: float) -> int | None:
-        """Take inputs in order; return the index, among all so far, of the one that raises the alarm, if any."""
+        """Take inputs in order; return the index, among all so far, of the one that raises the alarm, or None."""
         first = None
         for start in range(0, len(accepts), _CHUNK):
             some = accepts[start : start + _CHUNK]
@@ -67,7 +68,7 @@ class Bets:
 def rate_interval(accepted: int, total: int, delta: float) -> tuple[float, float]:
     """A confidence sequence for a constant rate: it contains the rate at all times at once with probability 1 − δ.
 
-    It consists of the rates against which a bettor with Jeffreys' prior, Beta(½, ½), has not yet reached 1/δ.
+    It consists of the rates against which bets with Jeffreys' prior, Beta(½, ½), have not reached a capital of 1/δ.
     """
     low, high = rates_below(np.array([accepted, total - accepted]), total, delta).tolist()
     return low, 1 - high
@@ -83,7 +84,7 @@ def interval_anywhere(accepted: int, n: int, delta: float) -> tuple[float, float
 
 
 def rates_below(counts: NDArray[np.int64], total: int, delta: float) -> Floats:
-    """The lower ends of the confidence sequences for the rates of several events; 0 for those that never happened."""
+    """The lower ends of the confidence sequences for the rates of several events; 0 for events that never happened."""
     positive = counts[counts > 0].astype(np.float64)
     rest = total - positive
     logs = [math.lgamma(k + 0.5) + math.lgamma(total - k + 0.5) for k in positive.tolist()]
@@ -116,16 +117,14 @@ class OodShare:
         self._id_above = lower_limit(n + 1 - ranks, n, self._part)
         self._edges = np.sort(calibration)[ranks - 1]
         self.below = np.zeros(len(ranks), dtype=np.int64)
-        self.total = 0
 
     def update(self, confidences: Floats) -> None:
-        """Count production confidences below each rank's."""
-        at = np.searchsorted(self._edges, confidences, side="right")  # as many edges are at or below it
+        """Count production confidences below that of each rank."""
+        at = np.searchsorted(self._edges, confidences, side="right")  # the number of edges at or below each
         counts = np.bincount(at, minlength=len(self._edges) + 1)
         self.below += np.cumsum(counts)[:-1]
-        self.total += len(confidences)
 
-    def bound(self) -> float:
-        """The lower bound on 1 − α; like its confidence sequences it is valid at all times at once."""
-        rates = rates_below(self.below, self.total, self._part)
+    def bound(self, total: int) -> float:
+        """The lower bound on 1 − α after `total` inputs; like the confidence sequences it is valid at all times."""
+        rates = rates_below(self.below, total, self._part)
         return max(0.0, float((1 - (1 - rates) / self._id_above).max()))

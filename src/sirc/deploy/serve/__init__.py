@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import copy
-import re
 import socket
 from collections.abc import Callable
 
 import sirc
-from sirc._utils.checks import check_path
 from sirc._utils.files import PathLike
 from sirc._utils.imports import needing
 from sirc._utils.text import closest, shorten
@@ -38,7 +36,6 @@ _FORM = {"type": "object", "properties": {"image": {"type": "array", "items": _F
 _CONTENT = {"image/*": {"schema": _FILE}, "multipart/form-data": {"schema": _FORM}}
 _BODY = {"requestBody": {"required": True, "content": _CONTENT}}
 _PAGE_HEADERS = {**safe_headers("data:"), "Cache-Control": "no-cache", "Vary": "Accept"}
-_WEIGHT = re.compile(r"\s*q=([01](?:\.\d{0,3})?)\s*(?:;|$)")
 
 
 def make_app(
@@ -52,26 +49,23 @@ def make_app(
 ) -> FastAPI:
     """Make the service for a file that `export_onnx` wrote.
 
-    `state` is a file that keeps what the monitor has seen over a restart; one service has it at a time. `log` is a
-    folder, `decisions.parquet`, that keeps the decisions, but no images. Both are written every few seconds while the
-    service runs. `delta` bounds the probability that the monitor ever raises a false alarm. `threads` is how many
-    onnxruntime uses for a batch; 0 is one for each core. `limits` are the fields of `Limits`.
+    `state` is a file that saves the monitor's state, so that a restart continues it; only one service may use it at a
+    time. `log` is a folder, such as `decisions.parquet`, that stores the decisions, but no images. Both are written
+    every few seconds while the service runs. `delta` bounds the probability that the monitor ever raises a false alarm.
+    onnxruntime uses `threads` threads for a batch; 0 means one for each core. `limits` are the fields of `Limits`.
     """
     known = vars(Limits())
     for name in limits:
         if name not in known:
             raise ValueError(f"a limit must be one of {', '.join(known)}; got {shorten(name)}.{closest(name, known)}")
     checked = Limits(**limits)  # type: ignore[arg-type]
-    for name, place in (("state", state), ("log", log)):
-        if place is not None:
-            check_path(name, place)
     model = OnnxModel(onnx_path, threads=threads)
     watch = Watch(model, state, log, delta)
     service = Service(model, checked, watch)
     # Without FastAPI's own pages, which load scripts from elsewhere.
     app = FastAPI(
         title="sirc",
-        summary="A classifier that knows when to keep quiet.",
+        summary="A classifier that rejects inputs it may be wrong about.",
         version=sirc.__version__,
         docs_url=None,
         redoc_url=None,
@@ -101,7 +95,8 @@ def make_app(
 
     @app.get("/", summary="What is served; for browsers, a page with the monitor's charts")
     async def about(request: Request) -> Response:
-        if _wants_page(request.headers.get("accept", "")):
+        first_choice = request.headers.get("accept", "").partition(",")[0]
+        if first_choice.strip().lower() == "text/html":  # as browsers ask
             return page_file(__package__, "page.html", _PAGE_HEADERS)
         return JSONResponse(service.about(), headers={"Vary": "Accept"})
 
@@ -113,16 +108,6 @@ def make_app(
         return JSONResponse({"error": text, "kind": "http"}, error.status_code, headers=error.headers)
 
     return app
-
-
-def _wants_page(accept: str) -> bool:
-    """Whether a client names HTML and prefers it to JSON, as browsers do."""
-    weights: dict[str, float] = {}
-    for part in accept.lower().split(","):
-        kind, _, options = part.partition(";")
-        weight = _WEIGHT.match(options)
-        weights[kind.strip()] = float(weight[1]) if weight else 1.0
-    return weights.get("text/html", 0.0) > weights.get("application/json", 0.0)
 
 
 def run(
@@ -138,7 +123,7 @@ def run(
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise OSError(f"'{host}' port {port} cannot be listened on: {error.strerror}. Choose another.") from error
-    # Pillow's default blocks, of 16 MiB, would stay in the heap of each thread after they are freed.
+    # Memory blocks of Pillow's default size, 16 MiB, would stay in each thread's heap after they are freed.
     Image.core.set_block_size(64 << 20)  # type: ignore[attr-defined]
     disable_created_metrics()  # type: ignore[no-untyped-call]  # they are half of all series
     logs = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)

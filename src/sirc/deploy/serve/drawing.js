@@ -1,8 +1,10 @@
-// What the scripts of all pages begin with: elements by their id, and what charts are drawn with.
+// The beginning of every page's script: helpers for elements, numbers and charts.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
 const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}%`;
+const rounded = (value, digits = 3) => String(Number(value.toPrecision(digits))).replace("-", "−");
+const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
 
 /** Append an SVG element to its parent. */
 function element(parent, name, attributes, text) {

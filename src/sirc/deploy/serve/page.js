@@ -1,14 +1,12 @@
-// The page of a service: asks it every few seconds what its monitor has seen, and draws that.
+// The page of a service: asks for the monitor's state every few seconds and draws it.
 
 const SECONDS = 3;
-const STRETCHES = 24; // of the inputs, each with a rate of its own
-const FEW = 20; // inputs of a stretch below which its rate says nothing
+const STRETCHES = 24; // most stretches of inputs that are drawn with a rate of their own
+const FEW = 20; // fewer inputs than this are too few for a rate
 const BOX = { left: 40, right: 352, top: 16, bottom: 166 };
 const number = new Intl.NumberFormat("en");
-const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
-const last = (list) => list[list.length - 1];
 
-/** A lower bound, which is never rounded up. */
+/** A lower bound as percent, never rounded up. */
 function atLeast(share) {
   const digits = share < 0.1 ? 2 : 1;
   return share > 0 ? percent(Math.floor(share * 10 ** (2 + digits)) / 10 ** (2 + digits), digits) : "0%";
@@ -19,14 +17,14 @@ function power(log) {
   return `10${[...String(Math.round(log))].map((c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]).join("")}`;
 }
 
-/** A chart of one quantity over the inputs: its scales, grid, and a cursor that tells single points. */
+/** A chart of one quantity over the inputs: its scales, its grid, and a cursor that shows the values of points. */
 class Chart {
   constructor(id, history, low, high, label) {
     this.svg = byId(id);
     this.svg.replaceChildren();
     this.history = history;
     [this.low, this.high] = [low, high];
-    this.end = Math.max(1, last(history.inputs));
+    this.end = Math.max(1, history.inputs.at(-1));
     const steps = ticks(low, high, 4);
     for (const value of steps) {
       const y = this.y(value);
@@ -54,7 +52,7 @@ class Chart {
 
   curve(values, kind = "") {
     element(this.svg, "polyline", { class: `curve ${kind}`, points: this.points(values).join(" ") });
-    element(this.svg, "circle", { class: `end ${kind}`, cx: this.x(this.end), cy: this.y(last(values)), r: 3.5 });
+    element(this.svg, "circle", { class: `end ${kind}`, cx: this.x(this.end), cy: this.y(values.at(-1)), r: 3.5 });
   }
 
   band(lows, highs, kind) {
@@ -68,7 +66,7 @@ class Chart {
     element(this.svg, "text", { class: "alarm-text", x: clamp(x, 60, 330), y: BOX.top - 5, "text-anchor": "middle" }, "alarm");
   }
 
-  /** Tell the point under the pointer. */
+  /** Show the value of the point under the pointer. */
   cursor(values, inWords) {
     const group = element(this.svg, "g", { visibility: "hidden" });
     const line = element(group, "line", { class: "cursor", y1: BOX.top, y2: BOX.bottom });
@@ -95,12 +93,12 @@ function clock(seconds) {
   return isToday ? when.toLocaleTimeString() : when.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
 }
 
-/** The acceptance rate of each stretch of the inputs by itself: where it changed, and when. */
+/** The acceptance rate of each stretch of inputs by itself, which shows when it changed. */
 function stretches({ inputs, rate }) {
   const found = [];
   let [start, accepted] = [0, 0];
   inputs.forEach((at, i) => {
-    if (at - start < last(inputs) / STRETCHES || at - start < FEW) return;
+    if (at - start < inputs.at(-1) / STRETCHES || at - start < FEW) return;
     found.push({ middle: (start + at) / 2, rate: clamp((rate[i] * at - accepted) / (at - start), 0, 1) });
     [start, accepted] = [at, rate[i] * at];
   });
@@ -110,8 +108,8 @@ function stretches({ inputs, rate }) {
 function drawRate(history, report) {
   const [low, high] = report.promised_interval;
   const single = stretches(history);
-  const settled = history.rate.filter((_, i) => history.inputs[i] >= Math.min(FEW, last(history.inputs)));
-  const shown = [...settled, ...single.map((one) => one.rate), low, high, last(history.low), last(history.high)];
+  const settled = history.rate.filter((_, i) => history.inputs[i] >= Math.min(FEW, history.inputs.at(-1)));
+  const shown = [...settled, ...single.map((one) => one.rate), low, high, history.low.at(-1), history.high.at(-1)];
   const room = 0.08 * Math.max(0.05, Math.max(...shown) - Math.min(...shown));
   const chart = new Chart(
     "rate-chart", history, Math.max(0, Math.min(...shown) - room), Math.min(1, Math.max(...shown) + room),
@@ -147,25 +145,25 @@ function drawShare(history) {
   chart.cursor(shares, atLeast);
 }
 
-/** Set a text; one that stays is not told again to those who listen. */
-function tell(id, text) {
+/** Set a text. An unchanged text is left alone, so that screen readers do not repeat it. */
+function setText(id, text) {
   if (byId(id).textContent !== text) byId(id).textContent = text;
 }
 
 function show({ running, title, words, report, history }) {
   const seen = running ? report.sizes.production : 0;
-  tell("title", title);
+  setText("title", title);
   byId("status").className = `card ${!seen ? "" : report.alarm ? "bad" : report.ood_share > 0 ? "some" : "good"}`;
   document.title = report?.alarm ? "ALARM · sirc" : "sirc";
-  tell("seen", running ? words.rows ?? "The charts begin with the first image." : words.why);
+  setText("seen", running ? words.rows ?? "The charts begin with the first image." : words.why);
   byId("charts").hidden = !seen;
   if (!seen) return;
-  tell("rate", percent(report.rate));
-  tell("rate-words", `promised ${words.promised}`);
-  tell("evidence", `e = ${report.e_value < 1e4 ? Number(report.e_value.toPrecision(3)) : power(Math.log10(report.e_value))}`);
-  tell("evidence-words", `p = ${Number(report.p_value.toPrecision(3))}; the alarm is at p ≤ ${report.delta / 2}, e ≥ ${Number((2 / report.delta).toPrecision(3))}`);
-  tell("ood", atLeast(report.ood_share));
-  tell("ood-words", words["OOD share"]);
+  setText("rate", percent(report.rate));
+  setText("rate-words", `promised ${words.promised}`);
+  setText("evidence", `e = ${report.e_value < 1e4 ? rounded(report.e_value) : power(Math.log10(report.e_value))}`);
+  setText("evidence-words", `p = ${rounded(report.p_value)}; the alarm is at p ≤ ${report.delta / 2}, e ≥ ${rounded(2 / report.delta)}`);
+  setText("ood", atLeast(report.ood_share));
+  setText("ood-words", words["OOD share"]);
   drawRate(history, report);
   drawEvidence(history, report);
   drawShare(history);
@@ -180,8 +178,9 @@ async function get(path) {
 async function describe() {
   const about = await get("./");
   const classes = about.num_classes ? `${about.num_classes} classes, ` : "";
-  tell("about", `${about.service}: ${classes}score ${about.spec}, threshold ${String(Number(Number(about.threshold).toPrecision(5))).replace("-", "−")}`);
-  tell("guarantee", about.guarantee);
+  const limit = typeof about.threshold === "number" ? rounded(about.threshold, 5) : about.threshold.replace("-", "−");
+  setText("about", `${about.service}: ${classes}score ${about.spec}, threshold ${limit}`);
+  setText("guarantee", about.guarantee);
 }
 
 let described = false;
@@ -194,11 +193,11 @@ async function ask() {
       described = true;
       show(await get("monitor"));
       answered = new Date().toLocaleTimeString();
-      tell("asked", `asked at ${answered}`);
+      setText("asked", `asked at ${answered}`);
     }
     document.documentElement.dataset.ready = "";
   } catch (error) {
-    tell("asked", `no answer since ${answered}: ${error.message}`);
+    setText("asked", `no answer since ${answered}: ${error.message}`);
   }
   setTimeout(ask, 1000 * SECONDS);
 }

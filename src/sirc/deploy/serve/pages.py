@@ -1,4 +1,4 @@
-"""Pages of the services: their files, and headers that let them load nothing from elsewhere."""
+"""Pages of the services: their files, and headers that stop them from loading anything from other servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TYPES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/jav
 
 
 def safe_headers(images: str) -> dict[str, str]:
-    """Headers of a page that runs no script and asks no server but its own; `images` says where images may be from."""
+    """Headers that limit a page to its own script and its own server; `images` lists the allowed image sources."""
     policy = (
         f"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src {images}; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -22,14 +22,14 @@ def safe_headers(images: str) -> dict[str, str]:
 
 
 def page_file(package: str, name: str, headers: dict[str, str] | None = None) -> Response:
-    """A file of a package's page; its style and its script begin with what all pages share."""
-    parts = [_SHARED[name]] if name in _SHARED else []
-    data = b"".join(files(place).joinpath(part).read_bytes() for place, part in [*parts, (package, name)])
+    """Answer with a file of a package's page. What all pages share comes first in its style and its script."""
+    shared = [_SHARED[name]] if name in _SHARED else []
+    data = b"".join(files(place).joinpath(part).read_bytes() for place, part in [*shared, (package, name)])
     return Response(data, media_type=_TYPES[name], headers=headers)
 
 
 def add_page_files(app: FastAPI, package: str, headers: dict[str, str] | None = None) -> None:
-    """Let an application give the style and the script of its page."""
+    """Add routes for the style and the script of a page."""
 
     async def file(request: Request) -> Response:
         return page_file(package, request.url.path.rpartition("/")[2], headers)

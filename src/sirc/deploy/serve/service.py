@@ -40,8 +40,8 @@ from sirc.deploy.threshold.text import as_plain
 
 T = TypeVar("T")
 _log = logging.getLogger("sirc.deploy.serve")
-_BATCH = 16  # images that the graph sees at once
-_PIXEL_BYTES = 16  # memory to decode or scale a pixel, at most: what WebP takes
+_BATCH = 16  # most images in one call of the graph
+_PIXEL_BYTES = 16  # most memory that decoding or scaling takes for a pixel: WebP needs this much
 _PREPARED_BYTES = 24  # memory of a prepared pixel: three float32, in the image and again in the batch
 _LIGHT = 1 << 25  # bytes of light work: an image of two million pixels, or a batch of smaller ones
 _READY_SECONDS = 5.0
@@ -57,7 +57,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 @final
 class Service:
-    """A graph with the threads, counters, monitor and limits that its requests share."""
+    """A graph with the threads, counters, monitor and limits that all its requests share."""
 
     def __init__(self, model: OnnxModel, limits: Limits, watch: Watch) -> None:
         self.model = model
@@ -73,35 +73,37 @@ class Service:
 
     async def predict(self, request: Request) -> Response:
         """Answer a request with decisions, or with an error."""
-        began, name = time.monotonic(), _name_of(request)
-        with self.metrics.in_progress.track_inprogress():
-            refused = None
+        name, kind = _name_of(request), None
+        with self.metrics.in_progress.track_inprogress(), self.metrics.seconds.time():
             try:
                 answer = JSONResponse(self._as_json(await self._answer(request, name)))
             except Exception as error:
                 refused = RefusedError.because(error)
-                answer = refused.answer()
+                answer, kind = refused.answer(), refused.kind
         answer.headers["X-Request-ID"] = name
-        self.metrics.count_request(answer.status_code, refused and refused.kind, time.monotonic() - began)
+        self.metrics.count_request(answer.status_code, kind)
         return answer
 
     async def _answer(self, request: Request, name: str) -> list[OnnxRow]:
         """Read a request and decide about it, unless its time is up or its client leaves first."""
+        seconds = self.limits.answer_seconds
         if self._waiting >= self.limits.max_waiting:
             raise RefusedError(*BUSY)
         async with self._reader.uploads(request) as uploads:
             self._waiting += 1
+            deciding = asyncio.create_task(self._decide(uploads, name))
+            leaving = asyncio.ensure_future(request.receive())  # after the body, only a disconnect can come
             try:
-                async with asyncio.timeout(self.limits.answer_seconds) as timeout:
-                    watch = asyncio.create_task(_end_with_client(request, timeout))
-                    try:
-                        return await self._decide(uploads, name)
-                    finally:
-                        has_left = not watch.cancel()
-            except TimeoutError as error:
-                text = f"it was not answered within {self.limits.answer_seconds:g} s; try again in a moment"
-                raise ClientDisconnect if has_left else RefusedError(503, "late", text) from error
+                await asyncio.wait((deciding, leaving), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                if deciding.done():
+                    return deciding.result()
+                if leaving.done():
+                    raise ClientDisconnect
+                raise RefusedError(503, "late", f"it was not answered within {seconds:g} s; try again in a moment")
             finally:
+                leaving.cancel()
+                if deciding.cancel():
+                    await asyncio.wait((deciding,))
                 self._waiting -= 1
 
     async def _decide(self, uploads: list[Upload], name: str) -> list[OnnxRow]:
@@ -195,13 +197,6 @@ def _name_of(request: Request) -> str:
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
 
-async def _end_with_client(request: Request, timeout: asyncio.Timeout) -> None:
-    """End a request's time when its client leaves."""
-    await request.receive()  # after the body, only a disconnect can come
-    if not timeout.expired():
-        timeout.reschedule(0)
-
-
 @final
 class Turns:
     """Threads and memory that requests share; light work goes first and has an extra thread, so it never waits long."""
@@ -214,7 +209,7 @@ class Turns:
         self._changed = asyncio.Event()
 
     async def run(self, request: int, work: Callable[..., T], *args: object, memory: int = 0) -> T:
-        """Run work in a thread when its turn comes, earlier requests first; until then it can be cancelled for free."""
+        """Run work in a thread when its turn comes, earlier requests first. Cancelled before that, it never runs."""
         turn = (memory, request)
         self.waiting.append(turn)
         try:
@@ -228,7 +223,7 @@ class Turns:
         try:
             return await (done := asyncio.wrap_future(job))
         finally:
-            if job.done():
+            if job.done():  # told here, so that this request's next work queues before others start
                 self._tell(memory)
             else:  # cancelled, but a thread cannot be stopped: it counts until it ends
                 job.add_done_callback(lambda _: done.get_loop().call_soon_threadsafe(self._tell, memory))
@@ -240,7 +235,7 @@ class Turns:
         return len(self.running) < self._threads and (not taken or taken + memory <= self._memory)
 
     def _tell(self, *ended: int) -> None:
-        """Wake everything that waits: what ends, begins or leaves may let another begin."""
+        """Wake everything that waits: whatever ends, starts or leaves may make room for another."""
         for memory in ended:
             self.running.remove(memory)
         self._changed.set()
@@ -262,9 +257,9 @@ class Metrics:
         text = "Confidences; the bounds are the calibration's twentieths, where it is known, and the threshold."
         self._confidence = Histogram("sirc_confidence", text, buckets=_buckets(model), registry=registry)
         text = "From the request's head to its answer."
-        self._seconds = Histogram("sirc_request_seconds", text, buckets=_SECONDS, registry=registry)
+        self.seconds = Histogram("sirc_request_seconds", text, buckets=_SECONDS, registry=registry)
         self.in_progress = gauge("sirc_requests_in_progress", "Requests begun and not answered.")
-        gauge("sirc_threshold", "Accepted is a confidence of at least this.").set(model.threshold.value)
+        gauge("sirc_threshold", "Images are accepted from this confidence on.").set(model.threshold.value)
         if (promised := model.threshold.estimates.get("coverage")) is not None:
             text = "The share of the calibration's ID rows that is accepted."
             gauge("sirc_calibration_acceptance", text).set(promised)
@@ -275,16 +270,15 @@ class Metrics:
         """Count accepted and rejected images, and sort their confidences into the histogram."""
         for row in rows:
             (self._accepted if row.accepted else self._rejected).inc()
-            # One NaN would turn the histogram's sum into NaN for good, and one `LOWEST` would swamp it.
+            # One NaN would make the histogram's sum NaN for good, and one `LOWEST` would swamp it.
             if abs(row.confidence) < -LOWEST:
                 self._confidence.observe(row.confidence)
             else:
                 self._nonfinite.inc()
 
-    def count_request(self, status: int, kind: str | None, seconds: float) -> None:
-        """Count an answered request."""
+    def count_request(self, status: int, kind: str | None) -> None:
+        """Count an answered request, and the kind of its error if it has one."""
         self._requests.labels(str(status)).inc()
-        self._seconds.observe(seconds)
         if kind is not None:
             self._errors.labels(kind).inc()
 

@@ -23,18 +23,18 @@ from sirc.deploy.predict import PixelsError, check_pixels
 from sirc.errors import ImageError
 
 _log = logging.getLogger("sirc.deploy.serve")
-# The formats of photographs; PIL knows dozens more, some of which start other programs.
+# The formats of photographs. Pillow knows dozens more, and some of them start other programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-REQUEST_IMAGES = 4  # a request may have the pixels of so many images of the largest size, as they take time
-_SCANS = 20  # of a JPEG, at the price of one: cameras write about ten, and each further scan visits every pixel
-_QUOTED = 80  # characters of the client's text that an answer repeats
+REQUEST_IMAGES = 4  # a request may have as many pixels as this many images of the largest size
+_SCANS = 20  # scans of a JPEG that count as one image: cameras write about ten, and each scan visits every pixel
+_QUOTED = 80  # most characters of the client's text that an answer repeats
 _BINARY = "application/octet-stream"
 _HEADERS = {408: {"Connection": "close"}, 503: {"Retry-After": "1"}}
 BUSY = (503, "busy", "too many requests wait already; try again in a moment")
 
 
 @final
-class RefusedError(MultiPartException):  # the form parser closes its files at such an error
+class RefusedError(MultiPartException):  # the form parser closes its files at this error
     """A refused request: its HTTP status, the kind that is counted, and the message to the client."""
 
     def __init__(self, status: int, kind: str, message: str) -> None:
@@ -43,7 +43,7 @@ class RefusedError(MultiPartException):  # the form parser closes its files at s
 
     @classmethod
     def because(cls, error: Exception) -> RefusedError:
-        """The refusal for any error: with its text where the client can correct it; other errors are only logged."""
+        """The refusal for any error. Its text is repeated if the client can correct it, and only logged if not."""
         if isinstance(error, RefusedError):
             return error
         if isinstance(error, ImageError):
@@ -67,12 +67,12 @@ class Limits:
     max_images: int = 64  # of a request
     max_pixels: int = 50_000_000  # of an image
     max_body: int = 64 << 20  # bytes of a form
-    max_held: int = 256 << 20  # bytes that all requests hold of what was sent
-    max_memory: int = 1 << 30  # bytes that images take beside that, decoded and prepared
-    max_waiting: int = 256  # requests that are read at once; as many may wait for their answer
-    concurrency: int = 2  # images that are decoded, or batches that are decided about, at once
-    read_seconds: float = 30.0  # in which a request must arrive
-    answer_seconds: float = 30.0  # after which a request that has arrived is given up
+    max_held: int = 256 << 20  # bytes of the bodies of all requests
+    max_memory: int = 1 << 30  # bytes of decoded and prepared images, beside the bodies
+    max_waiting: int = 256  # requests being read at once; as many may wait for their answer
+    concurrency: int = 2  # batches decoded or decided at once
+    read_seconds: float = 30.0  # time for the body to arrive
+    answer_seconds: float = 30.0  # time for the answer, once the body has arrived
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -91,16 +91,16 @@ class Upload(NamedTuple):
 
 @final
 class UploadReader:
-    """Reads requests; where they become too many or too large, the one that was silent longest is dropped."""
+    """Reads requests; if they become too many or too large, drops the one that was silent longest."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.held = 0
-        self.reading: dict[_Body, asyncio.Timeout] = {}  # the one that was silent longest comes first
+        self.reading: dict[_Body, asyncio.Timeout] = {}  # ordered by silence, the longest first
 
     @contextlib.asynccontextmanager
     async def uploads(self, request: Request) -> AsyncGenerator[list[Upload], None]:
-        """Give the images of a request; its bytes and temporary files are gone afterwards."""
+        """Read the images of a request; its bytes and temporary files are freed afterwards."""
         body = _Body(request, self)
         try:
             async with asyncio.timeout(self.limits.read_seconds) as timeout:
@@ -121,13 +121,13 @@ class UploadReader:
                 upload.file.close()
 
     def hold(self, body: _Body, size: int) -> None:
-        """Count bytes that arrived; drop or refuse a request where all of them together hold too many."""
+        """Count bytes that arrived. While all requests together hold too many, drop silent ones or refuse this one."""
         if body not in self.reading:  # dropped a moment ago
             raise TimeoutError
         self.reading[body] = self.reading.pop(body)
         body.size += size
         self.held += size
-        while self.held > max(self.limits.max_held, body.size):  # a request alone is always read
+        while self.held > max(self.limits.max_held, body.size):  # a single request is always read
             if len(self.reading) == 1:
                 raise RefusedError(*BUSY)
             self._drop_most_silent()
@@ -135,7 +135,7 @@ class UploadReader:
     def _drop_most_silent(self) -> None:
         body, timeout = next(iter(self.reading.items()))
         del self.reading[body]
-        if not timeout.expired():  # it may just have ended by itself, which its task has not noticed yet
+        if not timeout.expired():  # it may have expired by itself, and its task not noticed yet
             timeout.reschedule(0)
         body.release()
 
@@ -207,7 +207,7 @@ class _Body:
             yield piece
 
     def release(self) -> None:
-        """Give back the bytes that this request holds."""
+        """Stop counting the bytes of this request."""
         self._reader.held -= self.size
         self.size = 0
 
@@ -256,18 +256,18 @@ def decode(upload: Upload) -> Image.Image:
 
 @contextlib.contextmanager
 def _opened(upload: Upload) -> Generator[Image.Image, None, None]:
-    """Open an image as far as its header; turn what is wrong with it, then or later, into a refusal."""
+    """Open an image and read its header; turn its errors, also later ones from decoding, into a refusal."""
     name, file = upload
     try:
         file.seek(0)
-        if file.read(2) in (b"P1", b"P2", b"P3"):  # PIL reads the comments of pixels as text in quadratic time
+        if file.read(2) in (b"P1", b"P2", b"P3"):  # Pillow reads comments among such pixels in quadratic time
             raise ImageError("it is a PPM in plain text. Convert it, to PNG for example")
         file.seek(0)
         with Image.open(file, formats=FORMATS) as image:
             yield image
     except MemoryError:
         raise
-    except Exception as error:  # a damaged file may raise anything in PIL: OSError, SyntaxError, struct.error, …
+    except Exception as error:  # Pillow may raise anything for a damaged file: OSError, SyntaxError, struct.error, …
         large = isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning | PixelsError)
         known = large or isinstance(error, ImageError) or is_unknown(error)
         kind = "too_many_pixels" if large else "not_an_image" if known else "damaged"

@@ -1,4 +1,4 @@
-"""Watch: a service's monitor with its history and state on disk, and the log of decisions."""
+"""A service's monitor, with its history and its state on disk, and the log of decisions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from sirc._utils.checks import check_path
 from sirc._utils.files import PathLike, atomic_write, read_safetensors, try_lock, write_safetensors
 from sirc._utils.imports import needing
 from sirc.deploy.monitor import Monitor, Monitoring
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _log = logging.getLogger("sirc.deploy.serve")
-SECONDS = 5.0  # between two writes: the most that a kill loses
-_POINTS = 256  # of the history, at most: beyond that every second one is dropped
+SECONDS = 5.0  # between two writes: a kill loses no more
+_POINTS = 256  # most points of the history: when there are more, every second one is dropped
 _FIELDS = ("time", "inputs", "rate", "low", "high", "e_value", "ood_share")
-_ROWS = 20_000  # of one file of the log
-_KEPT = 100_000  # rows of the log that wait for a disk that takes none
+_ROWS = 20_000  # most rows in one file of the log
+_KEPT = 100_000  # most rows that wait while the log cannot be written
 LogRow: TypeAlias = tuple[datetime, str, int, int, str | None, float, bool, str | None]
 """A row of the log: the columns of `_table`, the last five of which are an `OnnxRow`."""
 
@@ -49,21 +50,19 @@ class Watch:
     ) -> None:
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._model, self._delta = model, delta
-        self._state = None if state is None else Path(state)
+        self._state = None if state is None else check_path("state", state)
         self._history: list[tuple[float, ...]] = []
         self._now, self._saved = 0.0, -1
         self.why_not = _why_not(model)
-        """Why the monitor does not run, where it does not."""
+        """Why no monitor runs; empty if one does."""
         self._monitor: Monitor | None = None
         with _locked(self._state):
             if not self.why_not:
                 self._read_state()
             elif self._state is not None:
-                raise ValueError(
-                    f"the state of a monitor is kept where there is one; here there is none: {self.why_not}"
-                )
+                raise ValueError(f"`state` saves a monitor's state; here there is none: {self.why_not}")
             self.log = None if log is None else DecisionLog(log)
-            self.write()  # now, so that an unwritable place is reported before the first request
+            self.write()  # an unwritable place is reported now, not while requests wait
 
     def _read_state(self) -> None:
         calibration, threshold = self._model.calibration, self._model.threshold
@@ -72,12 +71,11 @@ class Watch:
             self._monitor, self._history = Monitor.load(self._state, calibration, threshold), _history_in(self._state)
             if self._monitor.delta != self._delta:
                 raise StoreError(
-                    f"'{self._state}' must have been begun with the same `delta`, to go on; it has "
-                    f"{self._monitor.delta:g}, and this service {self._delta:g}. Give it the former, or another file"
+                    f"'{self._state}' can only be continued with its own `delta`: it has {self._monitor.delta:g}, and "
+                    f"this service {self._delta:g}. Give it the former, or name another file"
                 )
         else:
             self._monitor, self._history = Monitor(calibration, threshold, self._delta), []
-        self._saved = -1
 
     def take(self, rows: Sequence[OnnxRow], request: str) -> None:
         """Take the decisions about one request's images."""
@@ -96,7 +94,7 @@ class Watch:
                 self.log.add([(now, request, image, *row) for image, row in enumerate(rows)])
 
     def about(self) -> dict[str, object]:
-        """The monitor's report in words and numbers, with its history."""
+        """The monitor's report in words and numbers, with its history, for the page and as JSON."""
         if self._monitor is None:
             return {"running": False, "title": "The monitor does not run", "words": {"why": self.why_not}}
         with self._lock:
@@ -105,13 +103,12 @@ class Watch:
             if self._monitor.inputs > (points[-1][1] if points else 0):
                 points.append(_point(self._now, report))
         title, words = report.words()
-        columns = zip(*points, strict=True) if points else ((),) * len(_FIELDS)
-        history = dict(zip(_FIELDS, map(list, columns), strict=True))
+        history = dict(zip(_FIELDS, np.reshape(points, (-1, len(_FIELDS))).T.tolist(), strict=True))
         history["inputs"] = list(map(int, history["inputs"]))
         return {"running": True, "title": title, "words": words, "report": report.to_dict(), "history": history}
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges of Prometheus."""
+        """Give Prometheus the monitor's gauges."""
 
         def gauge(name: str, text: str, value: float) -> Metric:
             return GaugeMetricFamily(f"sirc_monitor_{name}", text, value=value)
@@ -137,7 +134,7 @@ class Watch:
         yield gauge("ood_share", "At least this share of the images is unlike the calibration's.", now.ood_share)
 
     def write(self) -> None:
-        """Write the state and the log, where there is something new."""
+        """Write the state and the log if there is something new."""
         self._write_state()
         if self.log is not None:
             self.log.write()
@@ -157,7 +154,7 @@ class Watch:
     async def running(self, _: object) -> AsyncGenerator[None, None]:
         """Write every few seconds while the service runs, and at its end."""
         with _locked(self._state):
-            with self._lock:  # another service may have saved since this one was made; what is not saved stays
+            with self._lock:  # another service may have saved a newer state since this object was made
                 if self._state is not None and self._monitor is not None and self._monitor.inputs == self._saved:
                     self._read_state()
             task = asyncio.create_task(self._keep_writing())
@@ -165,8 +162,6 @@ class Watch:
                 yield
             finally:
                 task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
                 await asyncio.to_thread(self._try_to_write)
 
     async def _keep_writing(self) -> None:
@@ -175,7 +170,7 @@ class Watch:
             await asyncio.to_thread(self._try_to_write)
 
     def _try_to_write(self) -> None:
-        """Write what can be written; log what cannot, as decisions go on."""
+        """Write the state and the log; log failures, so that the service goes on."""
         for what, write in (("state", self._write_state), ("log", self.log and self.log.write)):
             try:
                 if write is not None:
@@ -186,21 +181,21 @@ class Watch:
 
 @contextmanager
 def _locked(state: Path | None) -> Iterator[None]:
-    """Lock a state for this service alone: two that share it would lose each other's counts."""
+    """Lock a state file for one service: two that shared it would lose each other's counts."""
     if state is None or sys.platform == "win32":
         yield
         return
-    # Beside the state, as each write replaces that. It stays: who deletes it may delete the lock of the next.
+    # A file of its own, as each write replaces the state. It is never deleted: another service may hold it by then.
     state.parent.mkdir(parents=True, exist_ok=True)
     with open(state.with_name(f".{state.name}.lock"), "ab") as file:
         locked = try_lock(file)
         if locked is False:
             raise StoreError(
-                f"'{state}' must be the state of one service; another one that runs has it. Stop that, or name "
-                "another file for this one"
+                f"'{state}' must be the state of one service; another one that runs has it. Stop that one, or name "
+                "another file"
             )
         if locked is None:
-            _log.warning("'%s' cannot be locked here: let no other service have it", state)
+            _log.warning("'%s' cannot be locked here: make sure that no other service uses it", state)
         yield
 
 
@@ -210,7 +205,7 @@ def _point(now: float, report: Monitoring) -> tuple[float, ...]:
 
 
 def _why_not(model: OnnxModel) -> str:
-    """Why there is nothing to compare a graph's decisions with; empty if there is."""
+    """Why no monitor can watch this graph; empty if one can."""
     if model.calibration is None and model.threshold.rule == "given":
         return "the threshold was given, not calibrated"
     if model.calibration is None:
@@ -221,62 +216,58 @@ def _why_not(model: OnnxModel) -> str:
 def _history_in(path: Path) -> list[tuple[float, ...]]:
     history = read_safetensors(path)[0].get("history", torch.empty(0, len(_FIELDS)))
     if history.ndim != 2 or history.shape[1] != len(_FIELDS):
-        raise StoreError(f"'{path}' has the history of another version of sirc. Delete it, and begin anew")
+        raise StoreError(f"'{path}' has the history of another version of sirc. Delete it to start again")
     return [tuple(point) for point in history.double().tolist()]
 
 
 @final
 class DecisionLog:
-    """A folder of Parquet files that read as one table: decisions with time and request, never images.
+    """A folder of Parquet files that can be read as one table: decisions with time and request, never images.
 
-    Each write replaces the newest file, whole or not at all, with one that has the new rows too; when it is full, the
-    next begins.
+    Each write replaces the newest file atomically by one that has the new rows too; a full file starts the next one.
     """
 
     def __init__(self, folder: PathLike) -> None:
         with needing("a log of decisions", "pyarrow", "serve"):
             import pyarrow.parquet  # noqa: F401
-        self.folder = Path(folder)
+        self.folder = check_path("log", folder)
         if self.folder.suffix != ".parquet":
-            raise ValueError(f"a log must be a folder whose name ends in `.parquet`; got '{folder}'. Name it so")
+            raise ValueError(f"a log must be a folder whose name ends in `.parquet`; got '{folder}'. Rename it")
         if self.folder.exists() and not self.folder.is_dir():
             raise FileExistsError(f"a log must be a folder, as a Parquet file cannot grow; '{folder}' is a file")
         self.folder.mkdir(parents=True, exist_ok=True)
         if not os.access(self.folder, os.W_OK | os.X_OK):
             raise PermissionError(f"'{folder}' may not be written. Mend that, or choose another place")
         self.lost = 0
-        """Rows that were given up because nothing could be written for long."""
-        self._lock, self._writing = threading.Lock(), threading.Lock()  # of the waiting rows, and of the rest
-        self._waiting: list[LogRow] = []
+        """Rows that were dropped because nothing could be written for too long."""
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         self._rows: list[LogRow] = []  # of the newest file, followed by those not yet written
         self._written, self._file = 0, _new_name(self.folder)
 
     def add(self, rows: list[LogRow]) -> None:
         """Keep rows for the next write."""
         with self._lock:
-            room = max(0, _KEPT - len(self._waiting) - (len(self._rows) - self._written))
-            self._waiting += rows[:room]
+            room = max(0, _KEPT - (len(self._rows) - self._written))
+            self._rows += rows[:room]
             self.lost += len(rows[room:])
 
     def write(self) -> None:
-        """Write what is new."""
+        """Write the new rows."""
         from pyarrow.parquet import write_table
 
         with self._writing:
-            with self._lock:
-                self._rows += self._waiting
-                self._waiting = []
             while len(self._rows) > self._written:
                 table = _table(self._rows[:_ROWS])
                 atomic_write(self._file, partial(write_table, table, compression="zstd"))
-                self._written = len(table)
-                if self._written == _ROWS:
-                    del self._rows[:_ROWS]
-                    self._written, self._file = 0, _new_name(self.folder)
+                with self._lock:
+                    self._written = len(table)
+                    if self._written == _ROWS:
+                        del self._rows[:_ROWS]
+                        self._written, self._file = 0, _new_name(self.folder)
 
 
 def _new_name(folder: Path) -> Path:
-    """A file name that sorts by time and that no other service uses."""
+    """A file name that sorts by time and is unique among services."""
     return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{secrets.token_hex(4)}.parquet"
 
 

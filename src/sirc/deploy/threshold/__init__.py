@@ -1,20 +1,20 @@
 """Thresholds at a recall, a coverage, a risk or the least cost, with guarantees.
 
-Each function takes confidences of ID validation rows and gives a `Threshold`: accept where confidence ≥ value. With δ,
-its promise holds with probability at least 1 − δ over the draw of those rows, for data from the same distribution. The
-rows must be fresh: not those that trained the model, or that fitted, tuned or chose the score.
+Each function takes confidences of ID validation rows and returns a `Threshold`: accept where confidence ≥ value. With
+δ, its promise holds with probability at least 1 − δ over the draw of those rows, for data from the same distribution.
+The rows must be fresh: not those that trained the model, or that fitted, tuned or chose the score.
 
 A confidence changes in its last digits with the batch size, the device and the runtime. `tolerance` says by how much it
 may change, as a share of itself or of the median confidence, whichever is larger: the threshold lies that much below
 the row that sets it. Repeated inputs, such as blank frames, are then accepted wherever they are scored, and the promise
-holds for every change within the tolerance. A risk is shown for the worst such change.
+holds for every change within the tolerance. A promised risk holds for the worst such change.
 
 Example:
     >>> import numpy as np
     >>> from sirc import threshold
     >>> confidence = np.arange(100.0)
-    >>> found = threshold.at_recall(confidence, correct=confidence >= 20, recall=0.9, delta=0.05)
-    >>> found.value, found.bounds, int((confidence >= found.value).sum())
+    >>> chosen = threshold.at_recall(confidence, correct=confidence >= 20, recall=0.9, delta=0.05)
+    >>> chosen.value, chosen.bounds, int((confidence >= chosen.value).sum())
     (23.0, {'recall': 0.9}, 77)
 """
 
@@ -46,8 +46,8 @@ def at_recall(
     """The highest threshold that accepts at least `recall` of ID✓.
 
     Without δ it does so on these rows, by the paper's rule, as `Ranking.threshold(recall=…)` does; on future data the
-    recall falls short about every other time. With δ it does so on future data with probability at least 1 − δ: of n
-    ID✓ rows, the future recall at the j-th highest confidence is Beta(j, n + 1 − j), so j is the smallest with
+    recall then falls short about every other time. With δ it does so on future data with probability at least 1 − δ: of
+    n ID✓ rows, the future recall at the j-th highest confidence is Beta(j, n + 1 − j), so j is the smallest with
     P(Binomial(n, recall) ≥ j) ≤ δ, and ties only raise the recall. `estimates` then include the plain threshold.
     """
     return _at_share("recall", _share("recall", recall), delta, count_rows(confidence, correct), tolerance)
@@ -70,9 +70,9 @@ def at_risk(
     """The lowest threshold found whose selective risk, the share of errors among accepted ID input, is at most `risk`.
 
     With probability at least 1 − δ the risk on future ID data is at most `risk`, for any distribution, with or without
-    ties; `risk_test` has the test and its proof. If no threshold can be shown to keep the risk, the result is not
-    `feasible`, and its estimate "lowest_risk" is the lowest larger risk that can be shown, or 1. A `risk` chosen after
-    seeing what is feasible is not covered by δ.
+    ties; the module `risk_test` has the test and its proof. If no threshold can be shown to keep the risk, the result
+    is not `feasible`, and its estimate "lowest_risk" is the lowest larger risk that can be shown, or 1. δ does not
+    cover a `risk` that is chosen after seeing what is feasible.
     """
     risk, delta = check_inner("risk", risk), check_inner("delta", delta)
     rows = count_rows(confidence, correct)
@@ -80,7 +80,7 @@ def at_risk(
     risk_test.require_rows(int(accepted[-1]), risk, delta)
     if not 0 <= tolerance < 0.5:
         raise ValueError(f"`tolerance` must be a share below 0.5 for a risk to be shown; got {tolerance:g}")
-    # At worst right rows fall and errors rise by the tolerance: the test sees every error raised by both.
+    # At worst, right rows fall and errors rise by the tolerance: the test raises every error by twice that.
     values, worst, errors = rows.with_errors_raised(2 * tolerance)
     at = risk_test.certified(worst, errors, risk, delta)
     lowest = risk_test.lowest_risk(worst, errors, risk, delta, feasible=at >= 0)
@@ -119,9 +119,9 @@ def at_cost(
     """The threshold of least expected cost per input, for a share α of ID input.
 
     An accepted ID✗ costs β, an accepted OOD input 1 − β, and a rejected input of any kind `reject_cost`; or rejecting
-    is free as long as the `recall` of ID✓ is kept. Both may be given. In case the true α differs by 0.1 or 0.2, the
-    estimates hold what this threshold costs there ("cost@alpha=0.4") and how much the best one would save
-    ("regret@alpha=0.4").
+    is free, but at least `recall` of ID✓ must be accepted. Both may be given. The estimates also tell what happens if
+    the true α differs by 0.1 or 0.2: the cost of this threshold ("cost@alpha=0.4"), and how much the best one would
+    save ("regret@alpha=0.4").
     """
     alpha, beta = check_fraction("alpha", alpha), check_fraction("beta", beta)
     if reject_cost is None and recall is None:
@@ -135,11 +135,11 @@ def at_cost(
     if ood is None:
         raise ValueError("`ood` must hold the confidences of OOD rows, whose cost counts too; got None")
     rows = count_rows(confidence, correct, ood)
-    first = 0  # the highest threshold allowed; index 0 accepts nothing
+    first = 0  # the index of the highest threshold allowed; index 0 accepts nothing
     if recall is not None:
         rank = rank_reaching(rows.sizes["correct"], _share("recall", recall))
         first = 1 + int(np.searchsorted(rows.correct, rank))
-    # The mean cost of an ID and of an OOD input when nothing is accepted, and at the threshold under each value.
+    # The mean cost of an ID and of an OOD input if nothing is accepted, and at the threshold below each value.
     margins, ends = rows.under(tolerance)
     values, margins, ends = np.append(rows.nothing(), rows.values - margins), np.append(0, margins), np.append(-1, ends)
     wrong, accepted, others = (np.append(0, counts)[1 + ends] for counts in (rows.wrong, rows.accepted, rows.ood))
@@ -200,7 +200,7 @@ def _at_share(rule: str, share: float, delta: float | None, rows: ConfidenceCoun
         taken = f"{takes}; four times the rows would halve that margin."
     elif value == plain:
         comparison, taken = "The plain threshold is the same.", f"{takes}, as the plain threshold does."
-    else:  # a large δ allows less than the share at hand
+    else:  # a large δ can promise the share at a higher threshold
         comparison = f"The plain threshold, {plain_text}: it is lower, and keeps this too."
         taken = f"{takes}, fewer than the plain threshold: δ = {delta:g} is large. A smaller δ takes more."
     promise = f"at least {percent_below(share)} of future {group} inputs are accepted."

@@ -43,13 +43,13 @@ class ConfidenceCounts:
         }
 
     def under(self, tolerance: float, values: Floats | None = None) -> tuple[Floats, Counts]:
-        """How far the tolerance goes below each value, and the index of the lowest value that is then accepted."""
+        """The tolerance's margin below each value, and the index of the lowest value that is accepted within it."""
         values = self.values if values is None else values
         margins: Floats = check_fraction("tolerance", tolerance) * sizes(values, self.scale)
         return margins, np.searchsorted(-self.values, margins - values, side="right") - 1
 
     def with_errors_raised(self, share: float) -> tuple[Floats, Counts, Counts]:
-        """Values from the highest down, with their accepted rows and errors, where each error is raised by a share.
+        """Values from the highest down, with their accepted rows and errors, after each error is raised.
 
         An error is raised to the value v that lies above it by this share of max(|v|, scale).
         """
@@ -91,20 +91,20 @@ def as_confidences(name: str, values: ArrayLike) -> Floats:
 
 
 def rank_reaching(count: int, share: float) -> int:
-    """The rank of the row, of so many right ones, at which a share in (0, 1] of them is accepted: 19 of 20 for 0.95."""
+    """The rank of the right row, among `count`, down to which a share in (0, 1] is accepted: 19 of 20 for 0.95."""
     if not count:
         raise ValueError("`correct` must hold at least one True: with no right prediction there is no recall")
     return least_reaching(share, count)
 
 
 def typical_size(values: Floats) -> float:
-    """The median |confidence|, the least that a tolerance is a share of: those near 0 are no more exact than others."""
+    """The median |confidence|. Tolerances are shares of at least this: confidences near 0 are no more exact."""
     finite = np.abs(values[np.isfinite(values)])
     return float(np.median(finite)) if len(finite) else 0.0
 
 
 def sizes(values: Floats, scale: float) -> Floats:
-    """What a tolerance is a share of: |confidence| or the typical size, whichever is larger; 0 where infinite."""
+    """The sizes that tolerances are shares of: |confidence| or the typical size, if larger; 0 where infinite."""
     return np.where(np.isfinite(values), np.maximum(np.abs(values), scale), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""The threshold with its guarantee, printed and stored as JSON."""
+"""A threshold with its guarantee, to print and to store as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Threshold:
     value: float
     """Accept where confidence ≥ value."""
     rule: str
-    """"recall", "coverage", "risk" or "cost"; "given" for one from elsewhere."""
+    """"recall", "coverage", "risk" or "cost"; "given" for a user's own threshold."""
     target: float | None
     delta: float | None
     """None for a plain estimate without a guarantee."""
@@ -44,7 +44,7 @@ class Threshold:
     guarantee: str
     advice: str
     margin: float = 0.0
-    """How far the value lies below the row that set it, since confidences change a little from run to run."""
+    """How far the value lies below the row that set it, as confidences change a little from run to run."""
 
     def __str__(self) -> str:
         if not (self.feasible or self.rule == "given"):
@@ -75,7 +75,7 @@ class Threshold:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Threshold:
         """Read what `to_dict` wrote; anything else is refused."""
-        plain = {"margin": 0.0, **values} if isinstance(values, Mapping) else {}  # older files have no margin
+        plain = {"margin": 0.0, **values} if isinstance(values, Mapping) else {}  # old files have no margin
         if plain.keys() != _STORED.keys():
             got = ", ".join(map(str, plain)) or type(values).__name__
             raise ValueError(f"a stored threshold must have exactly the fields {', '.join(_STORED)}; got {got}")
@@ -96,7 +96,7 @@ class Threshold:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether `as_plain` may have written it."""
+    """Whether it is a number as `as_plain` writes it."""
     return math.isfinite(value) if type(value) in (int, float) else value in ("inf", "-inf", "nan")
 
 
@@ -117,4 +117,4 @@ _STORED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "advice": (lambda text: isinstance(text, str), "a text"),
     "margin": (lambda margin: _is_number(margin) and 0 <= float(margin) < math.inf, "at least 0"),
 }
-"""The fields of a stored threshold: whether a value fits, and the rule in words."""
+"""The fields of a stored threshold: a check of the value, and its rule in words."""

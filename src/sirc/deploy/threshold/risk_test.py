@@ -32,7 +32,7 @@ import numpy as np
 
 from sirc.deploy.threshold.counts import Counts, check_inner
 
-_STEPS = 512  # of the walk; more rows than that are tossed some at a time
+_STEPS = 512  # most steps of the walk; with more rows, a step takes several
 _START = 0.6  # the run starts where an error rate of this share of r* would pass,
 _LATEST = 3  # but at the latest after a third of the rows
 _LOST = 1e-15  # the probability cut off at the top in each step
@@ -44,7 +44,7 @@ def rows_needed(risk: float, delta: float) -> int:
 
 
 def require_rows(count: int | None, risk: float, delta: float) -> None:
-    """Refuse fewer rows than prove a risk; None is a number that is not known yet."""
+    """Refuse fewer rows than can prove a risk; None means that their number is not known yet."""
     needed = rows_needed(check_inner("risk", risk), check_inner("delta", delta))
     if count is not None and count < needed:
         raise ValueError(
@@ -67,7 +67,7 @@ class ErrorLimits:
         self.net, self.run = np.full((2, len(self.ends)), -1)
         highest = binom.isf(_LOST, self.ends, risk).astype(int)
         tosses, before = np.empty(0), 0
-        law, lowest = np.ones(1), 0  # of F, where it has not met the net: P(F = lowest), P(F = lowest + 1), …
+        law, lowest = np.ones(1), 0  # of F while it has not met the net: P(F = lowest), P(F = lowest + 1), …
         for step, k in enumerate(self.ends):
             if len(tosses) != k - before + 1:
                 tosses = binom.pmf(np.arange(k - before + 1), k - before, risk)
@@ -88,7 +88,7 @@ class ErrorLimits:
 
     def at(self, limits: Counts, sizes: Counts) -> Counts:
         """The limits for these numbers of rows; they grow by at most one with each row."""
-        # F never falls, and grows by at most one a toss: so it is bounded by the ends of steps on either side.
+        # F never falls, and grows by at most one a toss: the ends of the steps on both sides bound it.
         after = np.searchsorted(self.ends, sizes)
         whole = np.append(limits, -1)  # index −1: no step lies before
         before = np.where(self.ends[after] == sizes, after, after - 1)
@@ -106,7 +106,7 @@ def certified(accepted: Counts, wrong: Counts, risk: float, delta: float) -> int
     shown = wrong <= limits.at(limits.net, accepted)
     begun = accepted >= limits.start
     fails = begun & (wrong > limits.at(limits.run, accepted))
-    if begun.any():  # within a tie the run starts with its errors
+    if begun.any():  # if the run starts within a tie, the tie's errors come first
         at_start = int(begun.argmax())
         above = (int(accepted[at_start - 1]), int(wrong[at_start - 1])) if at_start else (0, 0)
         errors = min(above[1] + limits.start - above[0], int(wrong[at_start]))
@@ -138,8 +138,8 @@ def lowest_risk(accepted: Counts, wrong: Counts, risk: float, delta: float, *, f
 def rows_for(accepted: Counts, wrong: Counts, risk: float, delta: float) -> int | None:
     """About how many ID rows would prove a risk at the error rates seen, or None if no number would.
 
-    It is the least number over the coverages 1, 1/2, … 1/32, if their error rates stay, with half an error added to
-    each, at the level δ/8 of a normal error rate.
+    It is the least number over the coverages 1, 1/2, … 1/32, if their error rates stay the same. Each rate has half an
+    error added, and is tested with a normal approximation at the level δ/8.
     """
     n = int(accepted[-1])
     at = np.searchsorted(accepted, [-(-n // 2**i) for i in range(6)])

@@ -46,7 +46,7 @@ def chance(delta: float) -> str:
 
 
 def report(title: str, parts: Mapping[str, str]) -> str:
-    """A title and, below it, each part that is not empty, wrapped beside its name."""
+    """A title, and below it the parts that are not empty, each wrapped beside its name."""
     lines = [title]
     for name, text in parts.items():
         lines += textwrap.wrap(text, 110, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13)
@@ -54,7 +54,7 @@ def report(title: str, parts: Mapping[str, str]) -> str:
 
 
 def as_plain(value: Any) -> Any:
-    """A value for JSON, or a dict of them; JSON has no infinities and no NaN: these become strings."""
+    """A value, or a dict of values, for JSON: infinities and NaN, which JSON lacks, become strings."""
     if isinstance(value, Mapping):
         return {key: as_plain(part) for key, part in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

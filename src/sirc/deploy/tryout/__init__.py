@@ -33,7 +33,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",  # no other page shows the training images
     "Cache-Control": "no-store",
 }
-_MAX_BYTES = 32 << 20  # of an image: cameras write more than a service should take
+_MAX_BYTES = 32 << 20  # of an image: cameras write files larger than a service should accept
 
 
 def make_app(
@@ -43,11 +43,11 @@ def make_app(
     outputs: PathLike | None = None,
     local: bool = True,
 ) -> FastAPI:
-    """Make the page for a calibrated classifier that knows how images are prepared.
+    """Make the page for a calibrated classifier that knows how to prepare images.
 
-    With `train`, the folder of the training images, and `outputs`, the store that `sirc.guard(…, path=…)` kept of them,
-    it shows the nearest ones. With `local` it answers only requests to this machine's own names, so that no website can
-    read the images through the browser.
+    With `train`, the folder of the training images, and `outputs`, the store of their outputs that
+    `sirc.guard(…, path=…)` made, it shows the nearest ones. With `local` it only answers requests to this machine's own
+    names, so that no website can read the images through the browser.
     """
     if (train is None) != (outputs is None):
         raise ValueError("nearest training images need both `train`, their folder, and `outputs`, their store")
@@ -105,7 +105,7 @@ def make_app(
 
 
 def is_own_name(host: str) -> bool:
-    """Whether a host name is one by which only this machine can call itself."""
+    """Whether a host name always means this machine: localhost, or a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""The explainer: the decision about one image, and everything the page says about it."""
+"""The explainer: the decision about one image, and everything that the page shows with it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from sirc.deploy.serve.uploads import Limits, Upload, count_pixels, decode
 from sirc.deploy.tryout.neighbours import Neighbours
 from sirc.scores import registry
 
-_TOP = 5  # classes that are listed
+_TOP = 5  # classes to list
 _BARS = (12, 40)  # the fewest and most bars of the histogram
-_TAIL = 0.005  # share of calibration rows at each end, left out where the others would have little room
+_TAIL = 0.005  # share of calibration rows at each end that is left out if the others would have little room
 _SHOWN = 320  # longest side, in pixels, of the picture of what the network sees
 _NO_FOLDER = (
-    "Not shown: it is not known where they are. Start the page with `--train FOLDER`, where they lie, and `--outputs "
-    "KEPT`, what `sirc guard --path KEPT` kept of them."
+    "Not shown: it is not known where they are. Start the page with `--train FOLDER`, their folder, and `--outputs "
+    "KEPT`, the folder of `sirc guard --path KEPT`."
 )
-# What a low S2 says about an image; the name of the score alone says little.
+# What a low S2 means for an image; the name of the score alone says little.
 _SIGNS = {
     "residual": "its features stray from the directions in which those of training images vary",
     "cop": "its features stray from the directions in which those of training images vary",
@@ -46,7 +46,7 @@ _UNLIKE = "its features are unlike those of training images"
 
 @final
 class Explainer:
-    """Decides about one image as `sirc predict` does, and gathers what else the page shows."""
+    """Decides about one image as `sirc predict` does, and gathers the other things that the page shows."""
 
     def __init__(self, guard: SelectiveClassifier, neighbours: Neighbours | None, limits: Limits) -> None:
         self.guard, self._neighbours, self._limits = guard, neighbours, limits
@@ -73,10 +73,10 @@ class Explainer:
         prepared = self._geometry(decode(upload))
         images = self._normalise(prepared)[None]
         with self._decider.refusing_sizes(images):
-            decision, (reason,) = self.guard.explain(images)
-            features = None if self._neighbours is None else self.guard.outputs(images)[1]
-        confidence, accepted = float(decision.confidence[0]), bool(decision.accepted[0])
-        label = int(decision.label[0])
+            logits, features = self.guard.outputs(images)
+        columns = self.guard.scoring.explain(logits, features)
+        label, confidence, accepted, number = (column.tolist()[0] for column in columns)
+        reason = self.guard.scoring.reasons[number]
         return {
             "accepted": accepted,
             "class": self._name(label),
@@ -85,7 +85,7 @@ class Explainer:
             "reason": reason,
             "words": self._accepted_words() if accepted else rejection_words(reason, confidence, self.guard.spec),
             "standing": self._standing(confidence),
-            "top": self._top(decision.logits[0]),
+            "top": self._top(logits[0]),
             "nearest": [] if self._neighbours is None or features is None else self._neighbours.nearest(features[0]),
             "seen": _as_png(prepared),
             "size": f"{prepared.width} × {prepared.height}",
@@ -106,7 +106,7 @@ class Explainer:
         ]
 
     def _accepted_words(self) -> str:
-        """What acceptance means; it does not mean that the class is right."""
+        """What acceptance means: the class may still be wrong."""
         right, wrong = (int((rows >= self._threshold).sum()) for rows in (self._right, self._wrong))
         first = "Its confidence reaches the threshold."
         if self.guard.calibration_correct is None or not right + wrong:
@@ -146,7 +146,7 @@ def histogram(
 ) -> dict[str, Any] | None:
     """Counts of right and wrong rows in equal bins, one of which begins at the threshold; None without rows.
 
-    A few rows at both ends may lie outside; `outside` counts these and the rows without a confidence.
+    A few rows at both ends may be left out; `outside` counts these and the rows without a confidence.
     """
     rows = np.concatenate([right, wrong])
     finite = rows[np.abs(rows) < -LOWEST]
@@ -175,7 +175,7 @@ def histogram(
 
 
 def _groups(guard: SelectiveClassifier) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """The calibration's confidences of right and of wrong rows; all are in the first if that is not known."""
+    """The calibration's confidences of right and of wrong rows; if that is not known, all are in the first group."""
     rows = torch.empty(0, dtype=torch.float64) if guard.calibration is None else guard.calibration.double()
     right = torch.ones(len(rows), dtype=torch.bool) if guard.calibration_correct is None else guard.calibration_correct
     return rows[right].numpy(), rows[~right].numpy()

@@ -17,25 +17,25 @@ from sirc.models import fingerprint
 from sirc.outputs import STORE_FILE, OutputStore
 
 _COUNT = 6
-_BATCH = 4096  # rows of the store that are compared at a time
+_BATCH = 4096  # rows of the store compared at a time
 _SIDE = 240  # pixels of the longer side of a thumbnail
 
 
 @final
 class Neighbours:
-    """A folder of training images and the store of their outputs, searched for the nearest to an image."""
+    """A folder of training images and the store of their outputs, to find those nearest to an image."""
 
     def __init__(self, guard: SelectiveClassifier, folder: PathLike, store: PathLike) -> None:
         place = Path(store)
         if not (place / STORE_FILE).exists() and (place / "train" / STORE_FILE).exists():
-            place /= "train"  # as `guard(…, path=…)` leaves it
+            place /= "train"  # the folder of `guard(…, path=…)`
         self._store = OutputStore(place)
         prepare = None if guard.preprocess is None else guard.preprocess.test()
         self._images = image_folder(folder, classes=guard.classes, transform=prepare)
         if len(self._images) != self._store.size:
             raise ValueError(
                 f"'{printable(place)}' must be the outputs of the images in '{printable(folder)}', in their order; it "
-                f"has {self._store.size:,}, the folder {len(self._images):,}. Name the folder that they were made of"
+                f"has {self._store.size:,}, the folder {len(self._images):,}. Name the folder that they were made from"
             )
         self._store.require_complete()
         if self._store.num_features is None:

@@ -1,6 +1,4 @@
-// The page to try a guard on: takes an image, asks for its decision, and shows what comes.
-
-const number = (value) => String(Number(value.toPrecision(3))).replace("-", "−");
+// The page to try a guard: takes an image, asks for the decision about it, and shows the answer.
 
 function make(name, options = {}, ...children) {
   const made = Object.assign(document.createElement(name), options);
@@ -8,15 +6,15 @@ function make(name, options = {}, ...children) {
   return made;
 }
 
-/** The name of a class, which may break after a separator rather than inside a word. */
+/** The name of a class; its lines may break after a separator, not inside a word. */
 function breakable(name) {
   return name.split(/(?<=[_/.,-])/).flatMap((part) => [part, make("wbr")]);
 }
 
 const UNMARKED = "The validation images that set the threshold. Yours will be marked among them.";
-let about = null; // what /guard tells
-let latest = null; // what /decide told of the image that is shown
-let asking = null; // the question that is not answered yet
+let about = null; // the answer of /guard
+let latest = null; // the answer of /decide for the image that is shown
+let asking = null; // aborts the request in progress
 
 async function begin() {
   try {
@@ -53,10 +51,10 @@ async function take(file) {
   try {
     const options = { method: "POST", body: file, headers: { "Content-Type": "application/octet-stream" } };
     const response = await fetch("/decide", { ...options, signal: mine.signal });
-    const told = await response.json();
+    const answer = await response.json();
     if (mine !== asking) return;
-    if (response.ok) tell(told, file.name);
-    else fail(sentence(told.error));
+    if (response.ok) showDecision(answer, file.name);
+    else fail(sentence(answer.error));
   } catch (error) {
     if (mine === asking && error.name !== "AbortError") fail("The program behind this page does not answer.");
   }
@@ -93,30 +91,30 @@ function verdict(kicker, answer, words, guess) {
   byId("verdict").ariaBusy = "false";
 }
 
-function tell(told, name) {
-  latest = told;
-  byId("verdict").dataset.accepted = told.accepted;
-  const guess = told.accepted || !told.top.length ? "" : `Its guess would be ${told.class}.`;
-  const [kicker, answer] = told.accepted ? ["✓ Accepted", told.class] : ["? Rejected", "I don't know"];
-  verdict(kicker, answer, told.words, guess);
-  byId("seen-image").src = told.seen;
+function showDecision(decision, name) {
+  latest = decision;
+  byId("verdict").dataset.accepted = decision.accepted;
+  const guess = decision.accepted || !decision.top.length ? "" : `Its guess would be ${decision.class}.`;
+  const [kicker, answer] = decision.accepted ? ["✓ Accepted", decision.class] : ["? Rejected", "I don't know"];
+  verdict(kicker, answer, decision.words, guess);
+  byId("seen-image").src = decision.seen;
   byId("seen-image").alt = `${name} as it is prepared for the network`;
   byId("seen-image").onload = () => byId("seen-image").classList.toggle("few", byId("seen-image").naturalWidth < 96);
-  byId("seen-size").textContent = `${told.size} pixels`;
+  byId("seen-size").textContent = `${decision.size} pixels`;
   byId("seen").hidden = false;
-  byId("standing").textContent = told.standing;
+  byId("standing").textContent = decision.standing;
   byId("place").hidden = false;
   drawPlace();
-  byId("classes").hidden = !told.top.length;
-  byId("top").replaceChildren(...told.top.map(classRow));
+  byId("classes").hidden = !decision.top.length;
+  byId("top").replaceChildren(...decision.top.map(classRow));
   byId("near").hidden = false;
-  if (told.nearest.length) {
-    const same = told.nearest.filter((image) => image.class === told.class).length;
-    const most = told.nearest.length;
+  if (decision.nearest.length) {
+    const same = decision.nearest.filter((image) => image.class === decision.class).length;
+    const most = decision.nearest.length;
     byId("near-words").textContent =
-      `By the angle between their features and this image's; 1 is the same direction. ${same} of ${most} are ${told.class}.`;
+      `By the angle between their features and this image's; 1 is the same direction. ${same} of ${most} are ${decision.class}.`;
   }
-  byId("nearest").replaceChildren(...told.nearest.map(neighbour));
+  byId("nearest").replaceChildren(...decision.nearest.map(neighbour));
   byId("verdict").scrollIntoView({ block: "nearest" });
 }
 
@@ -133,7 +131,7 @@ function neighbour({ number: place, file, class: name, similarity }) {
   return make("li", {}, image, make("strong", {}, ...breakable(name)), value);
 }
 
-// The calibration's histogram: what is accepted lies at the right of the dashed line, and this image at the arrow.
+// Draw the calibration's histogram: accepted rows are right of the dashed line, and an arrow marks this image.
 function drawPlace() {
   const svg = byId("histogram");
   const given = about?.histogram;
@@ -148,8 +146,8 @@ function drawPlace() {
   const x = (value) => 4 + ((value - low) / (up - low)) * (wide - 8);
   const most = Math.max(...right.map((count, i) => count + wrong[i]));
   const y = (count) => bottom - (count / most) * (bottom - top);
-  const limit = threshold === null ? "" : ` The threshold is at ${number(threshold)}.`;
-  const title = `Histogram of the validation images' confidences, from ${number(low)} to ${number(up)}.${limit}`;
+  const limit = threshold === null ? "" : ` The threshold is at ${rounded(threshold)}.`;
+  const title = `Histogram of the validation images' confidences, from ${rounded(low)} to ${rounded(up)}.${limit}`;
   svg.replaceChildren();
   element(svg, "title", { id: "histogram-title" }, title);
   right.forEach((count, i) => {
@@ -162,7 +160,7 @@ function drawPlace() {
   });
   element(svg, "line", { class: "axis", x1: 0, x2: wide, y1: bottom, y2: bottom });
   for (const value of ticks(low, up, Math.max(2, Math.floor(wide / 60)))) {
-    element(svg, "text", { x: x(value), y: bottom + 16, "text-anchor": "middle" }, number(value));
+    element(svg, "text", { x: x(value), y: bottom + 16, "text-anchor": "middle" }, rounded(value));
   }
   if (threshold !== null) {
     const at = x(threshold);
@@ -171,7 +169,7 @@ function drawPlace() {
     element(svg, "text", { x: at + (at < wide / 2 ? 6 : -6), y: bottom + 34, "text-anchor": anchor }, text);
   }
   if (here !== null) {
-    const at = Math.min(Math.max(x(here), 4), wide - 4);
+    const at = clamp(x(here), 4, wide - 4);
     const anchor = at < 60 ? "start" : at > wide - 60 ? "end" : "middle";
     const text = here < low ? "← this image" : here > up ? "this image →" : "this image";
     element(svg, "text", { class: "here", x: at, y: 11, "text-anchor": anchor }, text);
@@ -188,7 +186,7 @@ function takeFrom(transfer) {
 
 byId("file").addEventListener("change", () => takeFrom(byId("file")));
 byId("file").addEventListener("click", () => { byId("file").value = ""; }); // the same file may be chosen again
-byId("preview").addEventListener("error", () => { byId("preview").hidden = true; }); // what browsers cannot show
+byId("preview").addEventListener("error", () => { byId("preview").hidden = true; }); // a format that browsers cannot show
 addEventListener("paste", (event) => { if (takeFrom(event.clipboardData)) event.preventDefault(); });
 let inside = 0;
 addEventListener("dragenter", () => { inside += 1; document.body.classList.add("dragging"); });
