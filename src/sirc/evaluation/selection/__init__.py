@@ -237,9 +237,8 @@ class _Comparison:
         no_loss = b * a * (1 - accuracy) + (1 - b) * (1 - a) == 0
         if no_loss.all():
             raise ValueError(
-                "some mistake in the range must cost something: ID✗ costs β and OOD 1 − β; got ranges in which what "
-                f"costs something never occurs (alpha {self.alpha.tolist()}, beta {self.beta.tolist()}). Widen `alpha` "
-                "or `beta`"
+                "accepting a mistake must cost something at one point at least: ID✗ costs β and OOD 1 − β; got "
+                f"alpha {self.alpha.tolist()}, beta {self.beta.tolist()}, where the risk is always 0. Widen a range"
             )
         best: Floats = values.min(0)
         if not self.relative:
@@ -330,7 +329,7 @@ def _candidates(
     known = scorer.specs if isinstance(scorer, Scorer) else scorer if isinstance(scorer, Mapping) else ()
     wanted = list(dict.fromkeys(known if scores is None else as_names(scores)))
     if known and len(wanted) < 2:
-        raise ValueError(f"a choice is between two scores or more; got {', '.join(wanted) or 'none'}. Fit or name more")
+        raise ValueError(f"`select` needs at least two scores; got {', '.join(wanted) or 'none'}. Fit or name more")
     if isinstance(scorer, Scorer):
         scorer = scorer.only(wanted)
         for name, data in {"val": val, **{f"ood[{quoted(name)}]": data for name, data in as_sets(ood).items()}}.items():
