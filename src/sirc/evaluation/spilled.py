@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Unpack, final
 
@@ -21,7 +20,7 @@ from sirc._utils.parts import Parts
 from sirc._utils.text import quoted
 from sirc._utils.warn import warn
 from sirc.errors import StoreError
-from sirc.evaluation.inputs import COLUMNS, POOLED, WRONG, as_names, as_sets, require_right, without_labels
+from sirc.evaluation.inputs import COLUMNS, WRONG, as_names, as_sets, require_right, without_labels
 from sirc.evaluation.tabulated import Settings, Tabulated
 from sirc.metrics import Ranking, SortedBlock, ranking_of_blocks
 from sirc.outputs import OutputStore, doubt_of_store
@@ -95,12 +94,7 @@ class SpilledEvaluation(Tabulated):
         """Samples: `correct`, `wrong`, and each OOD set."""
         return {**self._test.sizes, **{name: store.sizes["ood"] for name, store in self._ood.items()}}
 
-    def ranking(self, score: str, negative: str = POOLED) -> Ranking:
-        """The `Ranking` of a score with one OOD set, one group, or `pooled` as the OOD data (with `wrong`: none).
-
-        Its counts are on disk as long as it is in use.
-        """
-        self._check_score(score)
+    def _rank(self, score: str, negative: str) -> Ranking:
         column = self.scores.index(score)
         return ranking_of_blocks(
             self._test.blocks("correct", column),
@@ -109,9 +103,6 @@ class SpilledEvaluation(Tabulated):
             self._folder,
             equal_sets=self.pool == "datasets",
         )
-
-    def _ranked(self, score: str) -> Callable[[str], Ranking]:
-        return partial(self.ranking, score)
 
     def __getattr__(self, name: str) -> NoReturn:
         from sirc.evaluation.evaluation import Evaluation  # which imports this module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal, TypedDict, Unpack
 
 import pandas as pd
@@ -57,13 +58,14 @@ class Tabulated(ABC):
     def sizes(self) -> dict[str, int]:
         """Samples: `correct`, `wrong`, and each OOD set."""
 
-    @abstractmethod
     def ranking(self, score: str, negative: str = POOLED) -> Ranking:
         """The `Ranking` of a score with one OOD set, one group, or `pooled` as the OOD data (with `wrong`: none)."""
+        self._check_score(score)
+        return self._rank(score, negative)
 
     @abstractmethod
-    def _ranked(self, score: str) -> Callable[[str], Ranking]:
-        """A function that ranks one score with a negative; it is called once for each."""
+    def _rank(self, score: str, negative: str) -> Ranking:
+        """Sort what `ranking` returns."""
 
     def __repr__(self) -> str:
         right, wrong, *_ = (sizes := self.sizes).values()
@@ -120,7 +122,7 @@ class Tabulated(ABC):
         a, b = as_fractions("alphas", alphas), as_fractions("betas", betas)
         wanted = [self._usual_negative, *self.groups] if groups is None else as_names(groups)
         if not wanted:
-            raise ValueError("a sweep is for at least one group; got none")
+            raise ValueError("a sweep needs at least one group; got none")
         index = pd.MultiIndex.from_product([a.tolist(), b.tolist()], names=["alpha", "beta"])
         grids = {}
         for score in self._wanted(scores):
@@ -153,7 +155,7 @@ class Tabulated(ABC):
         return curves
 
     def _all_rows(self, score: str) -> list[Row]:
-        return self._rows(score, (WRONG, *self._ood_negatives), self._ranked(score))
+        return self._rows(score, (WRONG, *self._ood_negatives), partial(self._rank, score))
 
     def _rows(self, score: str, negatives: Sequence[str], rank: Callable[[str], Ranking]) -> list[Row]:
         """Rows of the table, from rankings with each negative (for the mean over sets, with each set)."""
