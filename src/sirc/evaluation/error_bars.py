@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Literal, final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +40,10 @@ if TYPE_CHECKING:
 Method = Literal["auto", "bootstrap"]
 FigureKey = tuple[str, str]  # negative, name of the metric
 
-METHODS = ("auto", "bootstrap")
-FEWEST = 5  # samples of a stratum
+FEWEST = 5  # samples of each stratum that an error from influences needs
 EQUAL = 1e-6  # relative difference below which draws are equal: they have single precision
 _ROUNDING = 1e-13
-_UNSEEN = 3  # samples that may be of a kind of which none was seen: the rule of three
+_UNSEEN = 3  # samples that may differ from all that were seen: the rule of three
 # Numbers about the error of a result: the columns of its `Spread`, then `fewest`, `least`, `most` and `at_recall`.
 _ERRORS, _SHIFTS = 11, slice(1, 3)
 _FEW, _FAR = 12, 0.9  # error bars fall short for fewer negatives than this with an AUROC of this or more
@@ -66,7 +65,7 @@ class Request:
         level: float,
         seed: int,
     ) -> None:
-        check_choice("method", method, METHODS)
+        check_choice("method", method, get_args(Method))
         if not ev.negatives:
             raise ValueError(f"wrong predictions or OOD sets are needed to compare with; this is {ev!r}")
         wanted = ev.negatives if negatives is None else as_names(negatives)
@@ -78,7 +77,7 @@ class Request:
         self.ev.alpha = as_fractions("alpha", ev._one("alpha", alpha))
         self.ev.beta = as_fractions("beta", ev._one("beta", beta))
         self.negatives = [name for name in ev.negatives if name in wanted]
-        # The stratified bootstrap draws as many errors as there are, so it does not vary their share.
+        # A stratified bootstrap keeps the number of errors, so it cannot vary their share.
         self.with_id = method == "auto" and (negatives is None or WRONG in wanted)
         """Whether metrics of the ID data, such as the error, are requested too."""
         self.method, self.level = method, check_fraction("level", level)
@@ -184,7 +183,7 @@ def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Float
 
 
 def _warn_of_few(asked: Request, frame: pd.DataFrame, errors: Floats, *, comparing: bool) -> None:
-    """Say which error bars may be too narrow because there are too few samples."""
+    """Warn of the error bars that may be too narrow because there are too few samples."""
     _, (fewest, _, _, at_recall) = _unpacked(errors)
     right, recall, smallest = asked.ev.sizes["correct"], asked.ev.recall, min(filter(None, asked.ev.sizes.values()))
     metrics = [_metric(label) for label in frame["metric"]]
@@ -320,8 +319,7 @@ def _drawn(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> 
     for score, negative, label in wanted[COLUMNS[:3]].itertuples(index=False):
         names = list(ev.ood) if negative == MEAN else [negative]
         drawn.append(torch.stack([samples[score, name, _metric(label).name] for name in names]).mean(0))
-    values: Floats = torch.stack(drawn).numpy()
-    return values
+    return torch.stack(drawn).numpy()
 
 
 def _drawn_id(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> Floats:
@@ -331,8 +329,7 @@ def _drawn_id(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) 
     draw = partial(bootstrap_id_metrics, metrics, recall=ev.recall, draws=asked.draws, seed=asked.seed)
     samples = {score: draw(ev.confidences[score], ev.correct) for score in ev.scores}
     drawn = [samples[s][_metric(label).name] for s, label in zip(wanted["score"], wanted["metric"], strict=True)]
-    values: Floats = torch.stack(drawn).numpy()
-    return values
+    return torch.stack(drawn).numpy()
 
 
 def _percentiles(samples: Floats, level: float) -> tuple[Floats, Floats]:

@@ -158,7 +158,7 @@ class Evaluation(Tabulated):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Samples: `correct`, `wrong`, and each OOD set."""
+        """The number of samples in `correct`, `wrong` and each OOD set."""
         return group_sizes(self.correct, self.ood)
 
     def only(self, scores: Sequence[str]) -> Evaluation:
@@ -170,7 +170,7 @@ class Evaluation(Tabulated):
         return some
 
     def ranking(self, score: str, negative: str = POOLED) -> Ranking:
-        """The `Ranking` of a score with one OOD set, one group, or `pooled` as the OOD data (with `wrong`: none)."""
+        """The `Ranking` of a score. Its OOD data is one OOD set, one group or `pooled`; with `wrong` it has none."""
         self._check_score(score)
         if (score, negative) not in self._rankings:
             if len(self._rankings) >= _RANKINGS:

@@ -78,7 +78,8 @@ class SpilledEvaluation(Tabulated):
                 store.open()
             require_right(self.sizes)
             if distributed.is_main():
-                self._test.warn_of_labels()
+                if doubt := doubt_of_store("test", self._test.store):
+                    warn(doubt)
             rows = {}
             own = self.scores[distributed.rank() :: distributed.world()]
             with bars.task(distributed.of_process("rank"), len(own), unit="scores") as task:
@@ -91,7 +92,7 @@ class SpilledEvaluation(Tabulated):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Samples: `correct`, `wrong`, and each OOD set."""
+        """The number of samples in `correct`, `wrong` and each OOD set."""
         return {**self._test.sizes, **{name: store.sizes["ood"] for name, store in self._ood.items()}}
 
     def _rank(self, score: str, negative: str) -> Ranking:
@@ -116,7 +117,7 @@ class SpilledEvaluation(Tabulated):
 
 
 def _place(folder: Path, name: str, made: Mapping[str, str]) -> Path:
-    """The folder of a set that was scored in this way; the name may hold any character, and others share `folder`."""
+    """The folder for one set's parts, with a hash that keeps sets of any name, scorers and versions apart."""
     mark = hashlib.sha256(json.dumps([name, made]).encode()).hexdigest()[:16]
     return folder / f"{name.partition(' ')[0]}-{mark}"
 
@@ -143,7 +144,7 @@ class _SortedStore:
         store.require_complete()
         if labelled and not store.has_labels:
             raise without_labels(name)
-        self._name, self._store, self._scorer, self._labelled = name, store, scorer, labelled
+        self.store, self._name, self._scorer, self._labelled = store, name, scorer, labelled
         self._parts = Parts(folder, made)
         step = max(1, _VALUES // (len(scorer.specs) * store.shard_size))
         self.numbers = range(0, store.num_shards, step)
@@ -152,11 +153,11 @@ class _SortedStore:
         self._blocks: dict[str, list[SortedBlock]] = {}
 
     def write(self, number: int, device: torch.device) -> None:
-        """Score the shards of a part, unless that was done."""
+        """Score the shards of a part, unless they are on disk already."""
         if self._parts.has(number, self._described[number]):
             return
         columns: dict[str, list[Tensor]] = {}
-        for shard in map(self._store.shard, self._shards[number]):
+        for shard in map(self.store.shard, self._shards[number]):
             outputs = shard.to(device)
             right = outputs.correct.cpu() if self._labelled else None
             for column, values in enumerate(self._scorer(outputs).values()):
@@ -185,11 +186,6 @@ class _SortedStore:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Samples of each group."""
+        """The number of samples in each group."""
         groups = ("correct", WRONG) if self._labelled else ("ood",)
         return {group: sum(map(len, self.blocks(group, 0))) for group in groups}
-
-    def warn_of_labels(self) -> None:
-        """Warn if the labels probably do not match the network's outputs."""
-        if doubt := doubt_of_store(self._name, self._store):
-            warn(doubt)

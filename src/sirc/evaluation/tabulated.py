@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack, get_args
 
 import pandas as pd
 import torch
@@ -48,7 +48,7 @@ class Tabulated(ABC):
         self.alpha = as_fractions("alpha", settings["alpha"])
         self.beta = as_fractions("beta", settings["beta"])
         self.recall = check_fraction("recall", settings["recall"])
-        check_choice("pool", settings["pool"], ("samples", "datasets"))
+        check_choice("pool", settings["pool"], get_args(Pool))
         self.pool = settings["pool"]
         self.groups = check_groups({} if settings["groups"] is None else settings["groups"], self.sets)
         self._table: pd.DataFrame | None = None
@@ -56,16 +56,16 @@ class Tabulated(ABC):
     @property
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """Samples: `correct`, `wrong`, and each OOD set."""
+        """The number of samples in `correct`, `wrong` and each OOD set."""
 
     def ranking(self, score: str, negative: str = POOLED) -> Ranking:
-        """The `Ranking` of a score with one OOD set, one group, or `pooled` as the OOD data (with `wrong`: none)."""
+        """The `Ranking` of a score. Its OOD data is one OOD set, one group or `pooled`; with `wrong` it has none."""
         self._check_score(score)
         return self._rank(score, negative)
 
     @abstractmethod
     def _rank(self, score: str, negative: str) -> Ranking:
-        """Sort what `ranking` returns."""
+        """Make the ranking; `ranking` has checked the score."""
 
     def __repr__(self) -> str:
         right, wrong, *_ = (sizes := self.sizes).values()

@@ -211,8 +211,8 @@ class Estimate:
     """A number and its interval; the interval is NaN if there are too few samples for one."""
 
     value: float
-    low: float
-    high: float
+    low: float = math.nan
+    high: float = math.nan
 
 
 def normal_estimate(
@@ -223,7 +223,7 @@ def normal_estimate(
     For an AUROC this is DeLong's.
     """
     if min(part.shape[1] for part in influences.values()) < 2:
-        return Estimate(value, math.nan, math.nan)
+        return Estimate(value)
     sizes, moments = _moments(influences, less)
     half = float(student_quantile(level, math.inf)) * float((moments[0] / (sizes * (sizes - 1))).sum(0)[0]) ** 0.5
     return Estimate(value, max(least, value - half), min(1.0, value + half))

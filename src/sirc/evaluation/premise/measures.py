@@ -95,7 +95,7 @@ class Samples:
         def add(of: str, metric: str, values: Mapping[str, Estimate | float], *at: float) -> None:
             k, slope = at or (None, None)
             for negative, value in values.items():
-                estimate = value if isinstance(value, Estimate) else Estimate(value, math.nan, math.nan)
+                estimate = value if isinstance(value, Estimate) else Estimate(value)
                 measures.setdefault((of, negative, metric, k, slope), estimate)
 
         s1, sirc, *seconds = (self.confidences[n].double().cpu().numpy() for n in (parts.s1, parts.score, *parts.s2))

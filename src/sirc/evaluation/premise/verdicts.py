@@ -23,7 +23,7 @@ SAME = 0.002  # AUROC within which combinations count as equal
 
 
 def judge(combinations: Sequence[Measured], sizes: Mapping[str, int]) -> tuple[Kind, list[str]]:
-    """The verdict and its reasons: one `does not hold` decides, else one `open`."""
+    """The verdict and its reasons: those for `does not hold`, or if there are none, those for `open`."""
     all_reasons = [reason for one in combinations for reason in _reasons(one, sizes)]
     kinds: tuple[Kind, ...] = ("does not hold", "open")
     for kind in kinds:
