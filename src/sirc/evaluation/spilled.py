@@ -77,9 +77,8 @@ class SpilledEvaluation(Tabulated):
             for store in everything:
                 store.open()
             require_right(self.sizes)
-            if distributed.is_main():
-                if doubt := doubt_of_store("test", self._test.store):
-                    warn(doubt)
+            if distributed.is_main() and (doubt := doubt_of_store("test", self._test.store)):
+                warn(doubt)
             rows = {}
             own = self.scores[distributed.rank() :: distributed.world()]
             with bars.task(distributed.of_process("rank"), len(own), unit="scores") as task:
