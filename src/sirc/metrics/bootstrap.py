@@ -347,9 +347,9 @@ class ResampledScore:
         return weights.mul_(scale), running.mul_(scale)
 
     def _place(self, samples: str, other: str) -> tuple[Tensor, Tensor | None]:
-        """How many of another group are at or above each sorted sample of a group, and how many above if any are equal.
+        """For each sorted sample of a group, how many of another group are at or above it, and how many above it.
 
-        Both are places in the other group's running sums.
+        Both are indices into the other group's running sums. The second is None if no two samples are equal.
         """
         if (samples, other) not in self._places:
             # Negated, as searchsorted needs ascending values.

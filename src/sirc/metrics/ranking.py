@@ -373,10 +373,9 @@ class Ranking:
             accepted, total = accepted + self._wrong, total + self.num_wrong
         return int(torch.searchsorted(accepted, areas.least_reaching(recall, total)))
 
-    def _shares_at(self, at: int) -> Shares:
-        """The accepted shares at one threshold; at −1 nothing is accepted."""
-        c, x, o = self._as_shares(_only(at)).sum(1)
-        return c, x, o
+    def _shares_at(self, at: int) -> Tensor:
+        """The accepted shares at one threshold, (3,); at −1 nothing is accepted."""
+        return self._as_shares(_only(at)).sum(1)
 
     def _as_shares(self, where: slice, before: int = 0) -> Tensor:
         """The accepted shares at some thresholds, after `before` points where nothing is accepted."""
