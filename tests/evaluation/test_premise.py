@@ -176,7 +176,7 @@ def test_an_s2_that_ranks_right_predictions_low_breaks_it(scorer):
 def test_an_s2_that_speaks_too_often_breaks_it(scorer):
     found = check_assumptions(scorer, outputs(5000, norm=7.3))
     assert found.verdicts["l1"].startswith("does not hold: ")
-    assert "of ID rows lie below a, where l1 should seldom speak" in found.verdicts["l1"]
+    assert "of ID rows have l1 below a; it should be at most 5.0%" in found.verdicts["l1"]
     assert found.recommended in ("msp", "entropy")
 
 
@@ -214,7 +214,7 @@ def test_too_few_predictions_leave_it_open(scorer, rows, errors, words):
 
 def test_an_s2_that_is_constant_on_the_data_is_said_to_be(scorer):
     found = check_assumptions(scorer, outputs(500, spread=0.0))
-    assert found.verdicts["l1"] == "does not hold: l1 says the same of every ID row"
+    assert found.verdicts["l1"] == "does not hold: l1 has the same value for every ID row"
     assert one(found, score="sirc(msp, l1)", of="l1", metric="auroc").value == 0.5
     assert math.isnan(one(found, score="sirc(msp, l1)", of="l1", metric="spearman", negative="id").value)
 

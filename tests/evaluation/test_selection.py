@@ -489,8 +489,8 @@ def test_mistakes_are_answered_in_words(scorer):
         (lambda: sirc.select(scorer), "`val` must be labelled ID outputs, a store or batches of them; got none"),
         (lambda: sirc.select(scorer, 3), "got int"),
         (lambda: sirc.select(scorer, outputs(50, 4, labelled=False)), "`val` must have labels"),
-        (lambda: sirc.select(scorer, val, scores=["msp"]), "a choice is between two scores or more; got msp"),
-        (lambda: sirc.select(scorer, val, scores="msp"), "two scores or more"),
+        (lambda: sirc.select(scorer, val, scores=["msp"]), "`select` needs at least two scores; got msp"),
+        (lambda: sirc.select(scorer, val, scores="msp"), "at least two scores"),
         (lambda: sirc.select(scorer, val, scores=["msp", "energy"]), "not among the scorer's specs"),
         (lambda: sirc.select({}), "at least one score is needed"),
         (lambda: sirc.select(confidences, val), "`val` must be left out with confidences from elsewhere"),
@@ -517,10 +517,10 @@ def test_mistakes_are_answered_in_words(scorer):
             r"must be a range \(low, high\); got \(0.9, 0.1\)",
         ),
         (lambda: sirc.select(confidences, ood=ood, beta=50), r"`beta` must lie in \[0, 1\]"),
-        (lambda: sirc.select(confidences, beta=0.0), "some mistake in the range must cost something"),
+        (lambda: sirc.select(confidences, beta=0.0), "accepting a mistake must cost something"),
         (
             lambda: sirc.select(confidences, ood=ood, alpha=0.0, beta=1.0),
-            "some mistake in the range must cost something",
+            "accepting a mistake must cost something",
         ),
     ]
     for call, words in cases:
@@ -608,7 +608,7 @@ def test_the_command_without_ood_data_takes_all_that_can_be_fitted(command, file
         (["--val", "val.npz", "--scorer", "scorer.safetensors", "--by", "x"], 2, "Invalid value for '--by'"),
         (["--val", "val.npz", "--scorer", "scorer.safetensors", "--pool", "x"], 2, "Invalid value for '--pool'"),
         (["--val", "no.npz", "--scorer", "scorer.safetensors"], 1, "no file or store 'no.npz'"),
-        (["--val", "val.npz", "--scorer", "scorer.safetensors", "--score", "msp"], 1, "two scores or more"),
+        (["--val", "val.npz", "--scorer", "scorer.safetensors", "--score", "msp"], 1, "at least two scores"),
         (["--val", "train.npz", "--scorer", "scorer.safetensors"], 1, "was not fitted on"),
         (["--val", "val.npz", "--train", "train.npz", "--head", "val.npz"], 1, "must hold `head_weight`"),
         (["nowhere"], 1, "there is no folder"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Literal, final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +40,10 @@ if TYPE_CHECKING:
 Method = Literal["auto", "bootstrap"]
 FigureKey = tuple[str, str]  # negative, name of the metric
 
-METHODS = ("auto", "bootstrap")
-FEWEST = 5  # samples of a stratum
+FEWEST = 5  # samples of each stratum that an error from influences needs
 EQUAL = 1e-6  # relative difference below which draws are equal: they have single precision
 _ROUNDING = 1e-13
-_UNSEEN = 3  # samples that may be of a kind of which none was seen: the rule of three
+_UNSEEN = 3  # samples that may differ from all that were seen: the rule of three
 # Numbers about the error of a result: the columns of its `Spread`, then `fewest`, `least`, `most` and `at_recall`.
 _ERRORS, _SHIFTS = 11, slice(1, 3)
 _FEW, _FAR = 12, 0.9  # error bars fall short for fewer negatives than this with an AUROC of this or more
@@ -66,7 +65,7 @@ class Request:
         level: float,
         seed: int,
     ) -> None:
-        check_choice("method", method, METHODS)
+        check_choice("method", method, get_args(Method))
         if not ev.negatives:
             raise ValueError(f"wrong predictions or OOD sets are needed to compare with; this is {ev!r}")
         wanted = ev.negatives if negatives is None else as_names(negatives)
@@ -78,7 +77,7 @@ class Request:
         self.ev.alpha = as_fractions("alpha", ev._one("alpha", alpha))
         self.ev.beta = as_fractions("beta", ev._one("beta", beta))
         self.negatives = [name for name in ev.negatives if name in wanted]
-        # The stratified bootstrap draws as many errors as there are, so it does not vary their share.
+        # A stratified bootstrap keeps the number of errors, so it cannot vary their share.
         self.with_id = method == "auto" and (negatives is None or WRONG in wanted)
         """Whether metrics of the ID data, such as the error, are requested too."""
         self.method, self.level = method, check_fraction("level", level)
@@ -167,7 +166,7 @@ def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Float
             if score == baseline:
                 base.update(own)
         rankings = {name: one.ranking for name, one in placed.items()}
-        cells = ev._rows(score, shown, rankings.__getitem__ if rankings else ev._ranked(score))
+        cells = ev._rows(score, shown, rankings.__getitem__ if rankings else partial(ev._rank, score))
         cells = [cell for cell in cells if with_id or _metric(cell[2]).per_negative]
         nothing = np.full(_ERRORS, np.nan)
         return [(cell, spreads.get((cell[1], _metric(cell[2]).name), nothing)) for cell in cells]
@@ -184,7 +183,7 @@ def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Float
 
 
 def _warn_of_few(asked: Request, frame: pd.DataFrame, errors: Floats, *, comparing: bool) -> None:
-    """Say which error bars may be too narrow because there are too few samples."""
+    """Warn of the error bars that may be too narrow because there are too few samples."""
     _, (fewest, _, _, at_recall) = _unpacked(errors)
     right, recall, smallest = asked.ev.sizes["correct"], asked.ev.recall, min(filter(None, asked.ev.sizes.values()))
     metrics = [_metric(label) for label in frame["metric"]]
@@ -209,7 +208,7 @@ def _warn_of_few(asked: Request, frame: pd.DataFrame, errors: Floats, *, compari
 
 def _unpacked(errors: Floats) -> tuple[influence.Spread, Floats]:
     """The spreads of all rows, and `fewest`, `least`, `most` and `at_recall`."""
-    return influence.Spread.of(errors[:, :-4].T), errors[:, -4:].T
+    return influence.Spread.of_rows(errors[:, :-4].T), errors[:, -4:].T
 
 
 @dataclass(frozen=True)
@@ -217,16 +216,10 @@ class _ScoreInfluences:
     """One score's influences on each metric with a derivative."""
 
     influences: influence.Influences
-    usable: Floats
+    usable: npt.NDArray[np.bool_]
     """For each metric, whether there are enough samples."""
     overhang: float
     """The bias of AURC with few samples, and of what differs from it by a constant."""
-
-    @cached_property
-    def grains(self) -> dict[int, float]:
-        """By the index of each metric at a recall."""
-        at_recall = [row for row, metric in enumerate(_with_derivative()) if "recall" in metric.parameters]
-        return {row: influence.rounding_variance(self.influences, row) for row in at_recall}
 
     @cached_property
     def skewness(self) -> Floats:
@@ -244,15 +237,16 @@ def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _Scor
         values = one.influences(metrics, kind, ev.recall, asked.alpha(name), ev.beta)
         fine = derivatives.resolved(one.ranking, ev.recall)
         enough = [_fewest(values, metric, name) >= FEWEST for metric in metrics]
-        usable = [float(a and (fine or "recall" not in m.parameters)) for a, m in zip(enough, metrics, strict=True)]
-        own[name] = _ScoreInfluences(
-            values, np.array(usable), float(derivatives.overhang(one.ranking, asked.alpha(name), ev.beta))
-        )
+        usable = [a and (fine or "recall" not in m.parameters) for a, m in zip(enough, metrics, strict=True)]
+        bias = float(derivatives.overhang(one.ranking, asked.alpha(name), ev.beta))
+        own[name] = _ScoreInfluences(values, np.array(usable), bias)
     if MEAN in asked.negatives:
         sets = [own[name] for name in ev.ood]
-        usable = np.min([one.usable for one in sets], axis=0)
-        bias = sum(one.overhang for one in sets) / len(sets)
-        own[MEAN] = _ScoreInfluences(influence.mean_influences([one.influences for one in sets]), usable, bias)
+        own[MEAN] = _ScoreInfluences(
+            influence.mean_influences([one.influences for one in sets]),
+            np.all([one.usable for one in sets], axis=0),
+            sum(one.overhang for one in sets) / len(sets),
+        )
     return own
 
 
@@ -273,12 +267,12 @@ def _spreads(
     accuracy, beta = float(ev.correct.double().mean()), float(ev.beta)
     for negative in asked.negatives:
         one, other = own[negative], base.get(negative)
+        both = [one] if other is None else [one, other]
         if other is None:
-            usable, columns = one.usable, influence.spread(one.influences).columns()
+            spread = influence.spread(one.influences)
         else:
-            skew = (one.skewness + other.skewness) / 2
-            usable = one.usable * other.usable
-            columns = influence.difference_spread(one.influences, other.influences, skew).columns()
+            spread = influence.difference_spread(one.influences, other.influences, (one.skewness + other.skewness) / 2)
+        columns, usable = np.vstack(spread), np.all([each.usable for each in both], axis=0)
         alpha = asked.alpha(negative)
         mixture = accuracy, torch.tensor(alpha, dtype=torch.float64), ev.beta[0]
         for row, metric in enumerate(metrics):
@@ -289,16 +283,15 @@ def _spreads(
             most = largest_risk(accuracy, alpha, beta, ev.recall if at_recall else 0.0) if metric.of_mixture else 1.0
             # A perfect ranking has an AURR of 0, whatever the order of what it rejects.
             judged = names.index("aurr") if metric.of_mixture and not at_recall else row
-            both = [one] if other is None else [one, other]
             column = columns[:, row]
-            if columns[0, judged] <= _ROUNDING**2 and all(
-                influence.is_constant(each.influences, judged) for each in both
-            ):
+            still = columns[0, judged] <= _ROUNDING**2
+            if still and all(influence.is_constant(each.influences, judged) for each in both):
                 # No sample has an influence; allow for three unseen ones (rule of three).
                 column = influence.even_spread(0.0 if other is None else (_UNSEEN / 2 * most / fewest) ** 2, fewest - 1)
             elif at_recall and other is not None and column[0] > 0:
                 # A share of few negatives moves in steps, which do not show where two scores agree on all of them.
-                column = influence.even_spread(column[0] + max(one.grains[row], other.grains[row]), np.inf)
+                rounding = max(influence.rounding_variance(each.influences, row) for each in both)
+                column = influence.even_spread(column[0] + rounding, np.inf)
             if other is None and metric.derivative is derivatives.aurc:
                 column[_SHIFTS] -= one.overhang
             errors[negative, metric.name] = np.append(column, [fewest, least, most, at_recall])
@@ -326,8 +319,7 @@ def _drawn(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> 
     for score, negative, label in wanted[COLUMNS[:3]].itertuples(index=False):
         names = list(ev.ood) if negative == MEAN else [negative]
         drawn.append(torch.stack([samples[score, name, _metric(label).name] for name in names]).mean(0))
-    values: Floats = torch.stack(drawn).numpy()
-    return values
+    return torch.stack(drawn).numpy()
 
 
 def _drawn_id(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> Floats:
@@ -337,8 +329,7 @@ def _drawn_id(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) 
     draw = partial(bootstrap_id_metrics, metrics, recall=ev.recall, draws=asked.draws, seed=asked.seed)
     samples = {score: draw(ev.confidences[score], ev.correct) for score in ev.scores}
     drawn = [samples[s][_metric(label).name] for s, label in zip(wanted["score"], wanted["metric"], strict=True)]
-    values: Floats = torch.stack(drawn).numpy()
-    return values
+    return torch.stack(drawn).numpy()
 
 
 def _percentiles(samples: Floats, level: float) -> tuple[Floats, Floats]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, final, overload
 
@@ -34,7 +34,7 @@ from sirc.evaluation.inputs import (
 )
 from sirc.evaluation.spilled import SpilledEvaluation
 from sirc.evaluation.tabulated import Pool, Settings, Tabulated
-from sirc.metrics import Placed, Ranking, as_flags, as_scores
+from sirc.metrics import Placed, Ranking, as_flags, as_scores, pooled
 from sirc.progress import Progress
 from sirc.scores import Scorer
 
@@ -158,7 +158,7 @@ class Evaluation(Tabulated):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Samples: `correct`, `wrong`, and each OOD set."""
+        """The number of samples in `correct`, `wrong` and each OOD set."""
         return group_sizes(self.correct, self.ood)
 
     def only(self, scores: Sequence[str]) -> Evaluation:
@@ -170,7 +170,7 @@ class Evaluation(Tabulated):
         return some
 
     def ranking(self, score: str, negative: str = POOLED) -> Ranking:
-        """The `Ranking` of a score with one OOD set, one group, or `pooled` as the OOD data (with `wrong`: none)."""
+        """The `Ranking` of a score. Its OOD data is one OOD set, one group or `pooled`; with `wrong` it has none."""
         self._check_score(score)
         if (score, negative) not in self._rankings:
             if len(self._rankings) >= _RANKINGS:
@@ -185,10 +185,7 @@ class Evaluation(Tabulated):
     def _samples(self, score: str, negative: str) -> tuple[list[Tensor], Tensor | None]:
         """The confidences of ID✓, ID✗ and OOD, and the weights of the OOD samples where these differ."""
         right, wrong, sets = self._groups(score, negative)
-        weights = None
-        if self.pool == "datasets" and len(sets) > 1:
-            weights = torch.cat([torch.full((len(v),), 1 / len(v), dtype=torch.float64) for v in sets.values()])
-        return [right, wrong, torch.cat([right[:0], *sets.values()])], weights
+        return pooled(right, wrong, list(sets.values()), equal_sets=self.pool == "datasets")
 
     def _placed(self, score: str, negative: str) -> Placed:
         return Placed(*self._groups(score, negative), equal_sets=self.pool == "datasets")
@@ -286,9 +283,6 @@ class Evaluation(Tabulated):
         from sirc.report.page import report
 
         return report(self, path, title=title, notes=notes, overwrite=overwrite)
-
-    def _ranked(self, score: str) -> Callable[[str], Ranking]:
-        return partial(self._rank, score)
 
 
 def combine(runs: Sequence[Tabulated | pd.DataFrame]) -> pd.DataFrame:

@@ -94,8 +94,8 @@ def require_right(sizes: Mapping[str, int]) -> None:
     """Refuse ID data on which every prediction is wrong."""
     if not sizes["correct"]:
         raise ValueError(
-            f"at least one prediction must be right, to accept any; got {sizes[WRONG]} wrong. Are the labels numbered "
-            "as the network's outputs are?"
+            f"at least one prediction must be right; got {sizes[WRONG]} wrong ones. Are the labels the network's class "
+            "numbers?"
         )
 
 
@@ -146,19 +146,15 @@ def check_classes(test: AnyOutputs | None, ood: OodSets | None) -> None:
 
 def check_set(name: str, by_score: Mapping[str, ArrayLike], scores: Sequence[str]) -> dict[str, Tensor]:
     """A copy of the confidences of one OOD set, the same samples for each score."""
-    if not isinstance(by_score, Mapping) or not set(scores) <= set(by_score):
-        got = (
-            f"only {', '.join(map(str, by_score)) or 'none'}"
-            if isinstance(by_score, Mapping)
-            else type(by_score).__name__
-        )
+    known = isinstance(by_score, Mapping)
+    if not known or not set(scores) <= set(by_score):
+        got = f"only {', '.join(map(str, by_score)) or 'none'}" if known else type(by_score).__name__
         raise ValueError(
             f"OOD set {quoted(name)} must be {{score: confidence}} with the scores of the ID data, "
             f"{shorten(', '.join(scores))}; got {shorten(got)}"
         )
-    confidences = {
-        score: as_scores(f"ood[{quoted(name)}][{quoted(score)}]", by_score[score]).clone() for score in scores
-    }
+    label = f"ood[{quoted(name)}]"
+    confidences = {score: as_scores(f"{label}[{quoted(score)}]", by_score[score]).clone() for score in scores}
     lengths = {len(values) for values in confidences.values()}
     if len(lengths) > 1 or 0 in lengths:
         raise ValueError(
@@ -192,7 +188,7 @@ def check_level(level: float) -> None:
 
 
 def group_sizes(correct: Tensor, ood: Mapping[str, Mapping[str, Tensor]]) -> dict[str, int]:
-    """Samples: `correct`, `wrong`, and each OOD set."""
+    """The number of samples in `correct`, `wrong` and each OOD set."""
     right = int(correct.sum())
     sets = {name: len(next(iter(by_score.values()))) for name, by_score in ood.items()}
     return {"correct": right, WRONG: len(correct) - right, **sets}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Unpack, final
 
@@ -21,7 +20,7 @@ from sirc._utils.parts import Parts
 from sirc._utils.text import quoted
 from sirc._utils.warn import warn
 from sirc.errors import StoreError
-from sirc.evaluation.inputs import COLUMNS, POOLED, WRONG, as_names, as_sets, require_right, without_labels
+from sirc.evaluation.inputs import COLUMNS, WRONG, as_names, as_sets, require_right, without_labels
 from sirc.evaluation.tabulated import Settings, Tabulated
 from sirc.metrics import Ranking, SortedBlock, ranking_of_blocks
 from sirc.outputs import OutputStore, doubt_of_store
@@ -78,8 +77,8 @@ class SpilledEvaluation(Tabulated):
             for store in everything:
                 store.open()
             require_right(self.sizes)
-            if distributed.is_main():
-                self._test.warn_of_labels()
+            if distributed.is_main() and (doubt := doubt_of_store("test", self._test.store)):
+                warn(doubt)
             rows = {}
             own = self.scores[distributed.rank() :: distributed.world()]
             with bars.task(distributed.of_process("rank"), len(own), unit="scores") as task:
@@ -92,15 +91,10 @@ class SpilledEvaluation(Tabulated):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Samples: `correct`, `wrong`, and each OOD set."""
+        """The number of samples in `correct`, `wrong` and each OOD set."""
         return {**self._test.sizes, **{name: store.sizes["ood"] for name, store in self._ood.items()}}
 
-    def ranking(self, score: str, negative: str = POOLED) -> Ranking:
-        """The `Ranking` of a score with one OOD set, one group, or `pooled` as the OOD data (with `wrong`: none).
-
-        Its counts are on disk as long as it is in use.
-        """
-        self._check_score(score)
+    def _rank(self, score: str, negative: str) -> Ranking:
         column = self.scores.index(score)
         return ranking_of_blocks(
             self._test.blocks("correct", column),
@@ -109,9 +103,6 @@ class SpilledEvaluation(Tabulated):
             self._folder,
             equal_sets=self.pool == "datasets",
         )
-
-    def _ranked(self, score: str) -> Callable[[str], Ranking]:
-        return partial(self.ranking, score)
 
     def __getattr__(self, name: str) -> NoReturn:
         from sirc.evaluation.evaluation import Evaluation  # which imports this module
@@ -125,7 +116,7 @@ class SpilledEvaluation(Tabulated):
 
 
 def _place(folder: Path, name: str, made: Mapping[str, str]) -> Path:
-    """The folder of a set that was scored in this way; the name may hold any character, and others share `folder`."""
+    """The folder for one set's parts, with a hash that keeps sets of any name, scorers and versions apart."""
     mark = hashlib.sha256(json.dumps([name, made]).encode()).hexdigest()[:16]
     return folder / f"{name.partition(' ')[0]}-{mark}"
 
@@ -152,7 +143,7 @@ class _SortedStore:
         store.require_complete()
         if labelled and not store.has_labels:
             raise without_labels(name)
-        self._name, self._store, self._scorer, self._labelled = name, store, scorer, labelled
+        self.store, self._name, self._scorer, self._labelled = store, name, scorer, labelled
         self._parts = Parts(folder, made)
         step = max(1, _VALUES // (len(scorer.specs) * store.shard_size))
         self.numbers = range(0, store.num_shards, step)
@@ -161,11 +152,11 @@ class _SortedStore:
         self._blocks: dict[str, list[SortedBlock]] = {}
 
     def write(self, number: int, device: torch.device) -> None:
-        """Score the shards of a part, unless that was done."""
+        """Score the shards of a part, unless they are on disk already."""
         if self._parts.has(number, self._described[number]):
             return
         columns: dict[str, list[Tensor]] = {}
-        for shard in map(self._store.shard, self._shards[number]):
+        for shard in map(self.store.shard, self._shards[number]):
             outputs = shard.to(device)
             right = outputs.correct.cpu() if self._labelled else None
             for column, values in enumerate(self._scorer(outputs).values()):
@@ -194,11 +185,6 @@ class _SortedStore:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Samples of each group."""
+        """The number of samples in each group."""
         groups = ("correct", WRONG) if self._labelled else ("ood",)
         return {group: sum(map(len, self.blocks(group, 0))) for group in groups}
-
-    def warn_of_labels(self) -> None:
-        """Warn if the labels probably do not match the network's outputs."""
-        if doubt := doubt_of_store(self._name, self._store):
-            warn(doubt)

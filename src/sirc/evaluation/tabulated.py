@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypedDict, Unpack
+from functools import partial
+from typing import Literal, TypedDict, Unpack, get_args
 
 import pandas as pd
 import torch
@@ -47,7 +48,7 @@ class Tabulated(ABC):
         self.alpha = as_fractions("alpha", settings["alpha"])
         self.beta = as_fractions("beta", settings["beta"])
         self.recall = check_fraction("recall", settings["recall"])
-        check_choice("pool", settings["pool"], ("samples", "datasets"))
+        check_choice("pool", settings["pool"], get_args(Pool))
         self.pool = settings["pool"]
         self.groups = check_groups({} if settings["groups"] is None else settings["groups"], self.sets)
         self._table: pd.DataFrame | None = None
@@ -55,15 +56,16 @@ class Tabulated(ABC):
     @property
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """Samples: `correct`, `wrong`, and each OOD set."""
+        """The number of samples in `correct`, `wrong` and each OOD set."""
 
-    @abstractmethod
     def ranking(self, score: str, negative: str = POOLED) -> Ranking:
-        """The `Ranking` of a score with one OOD set, one group, or `pooled` as the OOD data (with `wrong`: none)."""
+        """The `Ranking` of a score. Its OOD data is one OOD set, one group or `pooled`; with `wrong` it has none."""
+        self._check_score(score)
+        return self._rank(score, negative)
 
     @abstractmethod
-    def _ranked(self, score: str) -> Callable[[str], Ranking]:
-        """A function that ranks one score with a negative; it is called once for each."""
+    def _rank(self, score: str, negative: str) -> Ranking:
+        """Make the ranking; `ranking` has checked the score."""
 
     def __repr__(self) -> str:
         right, wrong, *_ = (sizes := self.sizes).values()
@@ -120,7 +122,7 @@ class Tabulated(ABC):
         a, b = as_fractions("alphas", alphas), as_fractions("betas", betas)
         wanted = [self._usual_negative, *self.groups] if groups is None else as_names(groups)
         if not wanted:
-            raise ValueError("a sweep is for at least one group; got none")
+            raise ValueError("a sweep needs at least one group; got none")
         index = pd.MultiIndex.from_product([a.tolist(), b.tolist()], names=["alpha", "beta"])
         grids = {}
         for score in self._wanted(scores):
@@ -153,7 +155,7 @@ class Tabulated(ABC):
         return curves
 
     def _all_rows(self, score: str) -> list[Row]:
-        return self._rows(score, (WRONG, *self._ood_negatives), self._ranked(score))
+        return self._rows(score, (WRONG, *self._ood_negatives), partial(self._rank, score))
 
     def _rows(self, score: str, negatives: Sequence[str], rank: Callable[[str], Ranking]) -> list[Row]:
         """Rows of the table, from rankings with each negative (for the mean over sets, with each set)."""

@@ -20,7 +20,7 @@ from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_id_metrics, bootst
 from sirc.metrics.checks import as_flags, as_scores
 from sirc.metrics.influence import Estimate, Placed
 from sirc.metrics.intervals import auroc_influences, spearman, wilson_interval
-from sirc.metrics.ranking import Curve, Negative, Positive, Ranking
+from sirc.metrics.ranking import Curve, Negative, Positive, Ranking, pooled
 from sirc.metrics.registry import Metric, all_metrics, find_metric, lower_is_better, metric, parse_metric
 from sirc.metrics.sorted_blocks import SortedBlock, ranking_of_blocks
 
@@ -56,6 +56,7 @@ __all__ = [
     "lower_limit",
     "metric",
     "parse_metric",
+    "pooled",
     "ranking_of_blocks",
     "spearman",
     "wilson_interval",

@@ -85,7 +85,7 @@ class SelectiveMetrics(_Base):
         self.group.append(torch.where(outside, 2.0, torch.where(right, 0.0, 1.0)).double())
 
     def merge(self, other: SelectiveMetrics) -> SelectiveMetrics:
-        """Add everything that another accumulator has seen; returns itself."""
+        """Add everything that another accumulator has collected; returns this one."""
         check_type("other", other, SelectiveMetrics, "a SelectiveMetrics")
         mine, theirs = ((m.alpha, m.beta, m.recall) for m in (self, other))
         if mine != theirs:

@@ -24,20 +24,20 @@ import torch
 from torch import Tensor
 
 from sirc.metrics.areas import least_reaching
-from sirc.metrics.ranking import Ranking, equal_weights
+from sirc.metrics.ranking import Ranking, pooled
 from sirc.metrics.registry import Metric, all_metrics
 
 Values = dict[str, Tensor]
 OodScores = Mapping[str, Mapping[str, Tensor]]
 """By OOD set and score, the confidences."""
 
-# The draws of a block are side by side in memory, so one look-up serves them all. A block holds about this many counts
-# (on a CPU, what fits in its cache), and a number of draws within these bounds.
+# The draws of a block are side by side in memory, so that one look-up serves them all. A block holds about this many
+# counts (on a CPU, what fits in its cache), and at least `_FEWEST` draws.
 _CPU_BLOCK, _GPU_BLOCK = 1 << 20, 1 << 26
 _FEWEST, _MOST_ON_CPU, _MOST_ON_GPU = 8, 64, 128
 _EXACT = 1 << 22  # counts up to here are exact in float32, with room to spare
-# Counts of a grid worked on at a time. On a CPU they stay in its cache, and are too few for PyTorch to split among
-# threads: on a busy machine, thousands of small operations that wait for threads are slow.
+# Counts of a grid in one operation. On a CPU they fit in its cache, and are too few for PyTorch to split among threads:
+# on a busy machine, thousands of small operations that wait for threads are slow.
 _CPU_CHUNK, _GPU_CHUNK = (1 << 15) - 1, 1 << 25
 
 
@@ -126,8 +126,8 @@ def bootstrap_grids(
         return
     resampled = []
     for score, values in confidences.items():
-        pooled = torch.cat([values[:0], *(by_score[score] for by_score in ood.values())])
-        resampled.append(ResampledScore(values[correct], values[~correct], {"all": pooled}, recall=recall))
+        outside = torch.cat([values[:0], *(by_score[score] for by_score in ood.values())])
+        resampled.append(ResampledScore(values[correct], values[~correct], {"all": outside}, recall=recall))
     for counts in _draws(correct, ood, draws, seed):
         right, wrong = counts["correct"], counts["wrong"]
         outside = torch.cat([wrong[:0], *_masses(counts, ood, equal_sets)])
@@ -170,8 +170,8 @@ def _by_ranking(
     for draw in range(counts["correct"].shape[1]):
         repeated = (values.repeat_interleave(counts[name][:, draw].long()) for name, values in groups.items())
         right, wrong, *parts = repeated
-        weights = equal_weights(parts) if equal_sets else None
-        ranking = Ranking(right, wrong, torch.cat([wrong[:0], *parts]), ood_weights=weights)
+        samples, weights = pooled(right, wrong, parts, equal_sets=equal_sets)
+        ranking = Ranking(*samples, ood_weights=weights)
         for metric in metrics:
             grids[metric.name].append(metric.grid(ranking, "ood" if sets else "wrong", recall, alpha, beta))
     return {name: torch.stack(by_draw) for name, by_draw in grids.items()}
@@ -221,9 +221,9 @@ class ResampledScore:
     """One score's ranking of ID✓, ID✗ and one or more OOD mixtures, ready for any resample of them."""
 
     METRICS: ClassVar = ("auroc", "fpr", "aurr", "risk", "aurc", "augrc")
-    """The result of `metrics`."""
+    """The metrics that `metrics` computes."""
     ON_GRIDS: ClassVar = ("aurr", "aurc", "risk")
-    """The result of `parts`."""
+    """The metrics that `parts` computes."""
 
     def __init__(self, correct: Tensor, wrong: Tensor, oods: Mapping[str, Tensor], *, recall: float) -> None:
         self._oods = [f"ood {name}" for name in oods]
@@ -231,15 +231,14 @@ class ResampledScore:
         self._groups = {name: scores.double().sort(descending=True) for name, scores in groups.items()}
         self._accuracy = len(correct) / (len(correct) + len(wrong))
         self._least, self._right = least_reaching(recall, len(correct)), len(correct)
-        self._at_least: dict[tuple[str, str], Tensor] = {}
-        self._above: dict[tuple[str, str], Tensor | None] = {}
+        self._places: dict[tuple[str, str], tuple[Tensor, Tensor | None]] = {}
 
     def metrics(
         self, correct: Tensor, wrong: Tensor, oods: Mapping[str, Tensor], *, alpha: float, beta: float
     ) -> dict[str, Values]:
         """By negative (`wrong` and each mixture), every metric in each draw.
 
-        Takes how often each ID✓ and ID✗ was drawn, (n, draws), and for each mixture the mass of each sample.
+        `correct` and `wrong` count how often each sample was drawn, (n, draws); `oods` are the masses in each mixture.
         """
         p, inside = self._accuracy, ("correct", "wrong")
         w_c, run_c = self._running("correct", correct)
@@ -288,9 +287,9 @@ class ResampledScore:
         return values
 
     def parts(self, metric: str, masses: Sequence[Tensor], alpha: Tensor) -> Tensor:
-        """What ID✗ and OOD add to a metric of `ON_GRIDS` at β = 1 and β = 0, (2, α, draws).
+        """A metric of `ON_GRIDS` at β = 1, which counts ID✗ alone, and at β = 0, OOD alone: (2, α, draws).
 
-        Takes the mass of each sample of ID✓, of ID✗ and of the one mixture.
+        `masses` are those of the samples of ID✓, of ID✗ and of the only mixture.
         """
         sums = [self._running(name, mass) for name, mass in zip(self._groups, masses, strict=True)]
         weights, running = [weight for weight, _ in sums], [run for _, run in sums]
@@ -310,7 +309,7 @@ class ResampledScore:
         for start in range(0, len(weights), size):
             some = slice(start, start + size)
             pairs = zip(self._groups, running, strict=True)
-            c, x, o = (run.index_select(0, self._place(group, other)[some]) for other, run in pairs)
+            c, x, o = (run.index_select(0, self._place(group, other)[0][some]) for other, run in pairs)
             x *= 1 - self._accuracy
             inside = c.mul_(self._accuracy).add_(x)
             bad = (x.mul_(weights[some]), torch.mul(o, weights[some]))
@@ -329,7 +328,7 @@ class ResampledScore:
             return torch.zeros(2, len(a), running[0].shape[1], dtype=torch.float64, device=a.device)
         at = self._at_recall(self._shares("correct", "correct", running[0]))
         pairs = zip(self._groups, running, strict=True)
-        c, x, o = (run.gather(0, self._place("correct", other)[at][None])[0].double() for other, run in pairs)
+        c, x, o = (run.gather(0, self._place("correct", other)[0][at][None])[0].double() for other, run in pairs)
         p = self._accuracy
         covered = a * (p * c + (1 - p) * x) + (1 - a) * o
         bad = torch.stack((a * (1 - p) * x, (1 - a) * o))
@@ -347,23 +346,25 @@ class ResampledScore:
         scale = running[-1].clamp_min(torch.finfo(running.dtype).tiny).reciprocal()
         return weights.mul_(scale), running.mul_(scale)
 
-    def _place(self, samples: str, other: str) -> Tensor:
-        """Positions of the sorted samples of one group in another group's running sums."""
-        if (samples, other) not in self._at_least:
+    def _place(self, samples: str, other: str) -> tuple[Tensor, Tensor | None]:
+        """For each sorted sample of a group, how many of another group are at or above it, and how many above it.
+
+        Both are indices into the other group's running sums. The second is None if no two samples are equal.
+        """
+        if (samples, other) not in self._places:
             # Negated, as searchsorted needs ascending values.
             ascending, scores = -self._groups[other].values, -self._groups[samples].values
             at_least, above = (torch.searchsorted(ascending, scores, right=equal) for equal in (True, False))
-            self._at_least[samples, other] = at_least
-            self._above[samples, other] = None if torch.equal(above, at_least) else above
-        return self._at_least[samples, other]
+            self._places[samples, other] = at_least, None if torch.equal(above, at_least) else above
+        return self._places[samples, other]
 
     def _shares(self, samples: str, other: str, running: Tensor) -> Tensor:
         """The share of the other group accepted at each sample's score."""
-        return running.index_select(0, self._place(samples, other))
+        return running.index_select(0, self._place(samples, other)[0])
 
     def _halved(self, samples: str, other: str, running: Tensor, shares: Tensor) -> Tensor:
-        """The share of the other group above each sample, with equal ones counted half."""
-        above = self._above[samples, other]
+        """The share of the other group above each sample, with equal ones counted half; `shares` counts them fully."""
+        _, above = self._place(samples, other)
         return shares if above is None else (shares + running.index_select(0, above)) / 2
 
     def _at_recall(self, shares: Tensor) -> Tensor:

@@ -24,9 +24,9 @@ ByGroup = dict[str, Tensor]
 Derivative = Callable[..., ByGroup]
 
 GROUPS = ("correct", "wrong", "ood")
-_FEWEST = 4  # recalls near the one that is asked for
-BEYOND = 2  # ID✓ that the threshold at a recall leaves out, on average
-_END = 1e-3  # recalls nearer to 0 or 1 have the window of this one
+_FEWEST = 4  # distinct recalls in the window that a slope needs
+BEYOND = 2  # ID✓ that the threshold at a recall must reject, on average
+_END = 1e-3  # recalls nearer to 0 or 1 than this have the window at this distance
 
 
 def auroc(ranking: Ranking, negative: Negative) -> ByGroup:
@@ -138,13 +138,11 @@ def _at_recall(ranking: Ranking, recall: float) -> tuple[Tensor, dict[str, Tenso
     shares = ranking.shares()
     low, high = _ends(ranking, recall)
     at = min(int(torch.searchsorted(shares[0], recall)), len(shares[0]) - 1)
-    logits, growth = [], []
-    for share, n in zip(shares, (ranking.num_correct, ranking.num_wrong, ranking.num_ood), strict=True):
-        low_at_high = share[[low, at, high]].clamp(0.5 / max(1, n), 1 - 0.5 / max(1, n))
-        logits.append(low_at_high.logit())
-        growth.append(low_at_high[1] * (1 - low_at_high[1]))
-    rise = (logits[0][2] - logits[0][0]) * growth[0]
-    slopes = {g: (one[2] - one[0]) * grown / rise for g, one, grown in zip(GROUPS, logits, growth, strict=True)}
+    half = 0.5 / shares.new_tensor([ranking.num_correct, ranking.num_wrong, ranking.num_ood]).clamp_min(1)[:, None]
+    near = shares[:, [low, at, high]].clamp(half, 1 - half)
+    logits, middle = near.logit(), near[:, 1]
+    rises = (logits[:, 2] - logits[:, 0]) * (middle * (1 - middle))
+    slopes = dict(zip(GROUPS, rises / rises[0], strict=True))
     accepted = torch.zeros_like(shares[0])
     accepted[: at + 1] = 1.0
     return accepted, slopes, shares[:, at]

@@ -9,29 +9,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import final
+from dataclasses import dataclass
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sirc._utils.arrays import Floats
-from sirc.metrics.ranking import Negative, Ranking, equal_weights
+from sirc.metrics.ranking import Negative, Ranking, pooled
 from sirc.metrics.registry import Metric
 
 Influences = dict[str, Tensor]
 """By stratum, the influence of each of its samples on some statistics, (statistics, samples)."""
 
-_ROOM = 1 << 25  # influences of several scores held at a time
+_ROOM = 1 << 25  # the most influences in memory at a time
 _FAR = 1e9  # standard errors, beyond any range
-# A small sample may lack the one input that matters most, which shows in the skewness of the others' influences. Each
-# end of an interval then allows for one more input, some times as far out as the farthest. It counts nothing up to a
-# skewness of `_SKEW` and fully from 1/`_STEEP` above that. `benchmarks/coverage.py` chose these numbers.
+# A small sample may lack the one input that matters most; then the influences of the others are skewed. So each end of
+# an interval allows for one more input, `_FARTHER` times as far out as the farthest one. Its weight is 0 up to a
+# skewness of `_SKEW`, and rises from there to 1 with a slope of `_STEEP`. `benchmarks/coverage.py` chose these numbers.
 _STEEP = 6.0
-_SKEW, _FARTHER = 0.2, 5.0  # of a value
-_DIFFERENCE_SKEW, _DIFFERENCE_FARTHER = 0.4, 3.0
-_ROUNDING = 1e-13  # up to which influences are equal
+_SKEW, _FARTHER = 0.2, 5.0  # for a value
+_DIFFERENCE_SKEW, _DIFFERENCE_FARTHER = 0.4, 3.0  # for a difference
+_ROUNDING = 1e-13  # the largest difference between equal influences
 _SIDES = np.array([[1.0], [-1.0]])
 
 
@@ -40,16 +40,15 @@ class Placed:
     """One score's ranking of ID✓, ID✗ and some OOD sets, and the place of each sample in it."""
 
     def __init__(self, correct: Tensor, wrong: Tensor, sets: Mapping[str, Tensor], *, equal_sets: bool) -> None:
-        ood = torch.cat([wrong[:0], *sets.values()])
-        weights = equal_weights([*sets.values()]) if equal_sets else None
-        self.ranking, places = Ranking.placed([correct, wrong, ood], weights)
+        groups, weights = pooled(correct, wrong, list(sets.values()), equal_sets=equal_sets)
+        self.ranking, places = Ranking.placed(groups, weights)
         if len(places) < 1 << 31:
             places = places.int()  # with which `index_select` is nearly twice as fast
         of_correct, of_wrong, *of_sets = torch.split(places, [len(x) for x in (correct, wrong, *sets.values())])
         # By stratum: its group, its share of the group, and the threshold that first accepts each sample.
         self._strata = {"correct": ("correct", 1.0, of_correct), "wrong": ("wrong", 1.0, of_wrong)}
         for name, of_set in zip(sets, of_sets, strict=True):
-            share = 1 / len(sets) if equal_sets else len(of_set) / len(ood)
+            share = 1 / len(sets) if equal_sets else len(of_set) / self.ranking.num_ood
             self._strata[f"ood {name}"] = ("ood", share, of_set)
 
     def influences(
@@ -109,31 +108,29 @@ def mean_influences(parts: Sequence[Influences]) -> Influences:
     return {stratum: values / len(parts) for stratum, values in total.items()}
 
 
-@final
-@dataclass(frozen=True)
-class Spread:
-    """Sampling error of statistics: (statistics,), or (2, statistics) for the low and the high end of an interval."""
+class Spread(NamedTuple):
+    """Sampling error of statistics; all but `variance` are for both ends of an interval, (2, statistics).
+
+    `np.vstack` makes it one array, (7, statistics), and `of_rows` undoes that.
+    """
 
     variance: Floats
+    """(statistics,)"""
     shifts: Floats
-    """How far the one more input that an end allows for moves the statistic."""
+    """How far one more input, for which an end allows, moves the statistic."""
     variances: Floats
     """With that input."""
     freedoms: Floats
     """Degrees of freedom of these variances."""
 
     @classmethod
-    def of(cls, columns: Floats) -> Spread:
-        """Undo `columns`."""
-        return cls(columns[0], *columns[1:].reshape(3, 2, -1))
-
-    def columns(self) -> Floats:
-        """All of it, (7, statistics)."""
-        return np.vstack([getattr(self, field.name) for field in fields(self)])
+    def of_rows(cls, rows: Floats) -> Spread:
+        """The spread that `np.vstack` made an array of."""
+        return cls(rows[0], *rows[1:].reshape(3, 2, -1))
 
 
 def even_spread(variance: float, freedom: float) -> Floats:
-    """The columns of one statistic whose interval allows for no further input."""
+    """One statistic whose interval allows for no further input, as `np.vstack` of its spread."""
     return np.array([variance, 0.0, 0.0, variance, variance, freedom, freedom])
 
 
@@ -174,7 +171,7 @@ def _skewness(sizes: Floats, moments: Floats) -> Floats:
 def _moments(influences: Influences, less: Influences | None = None) -> tuple[Floats, Floats]:
     """The sizes of the strata, (strata, 1), and the moments of their influences, (4, strata, statistics).
 
-    These are the sums of squares and of cubes (0 for differences) about the mean, the lowest and the highest, less it.
+    The moments are about the mean: the sum of squares, the sum of cubes (0 for differences), the lowest, the highest.
     """
     found = []
     for stratum, values in influences.items():
@@ -214,8 +211,8 @@ class Estimate:
     """A number and its interval; the interval is NaN if there are too few samples for one."""
 
     value: float
-    low: float
-    high: float
+    low: float = math.nan
+    high: float = math.nan
 
 
 def normal_estimate(
@@ -226,14 +223,14 @@ def normal_estimate(
     For an AUROC this is DeLong's.
     """
     if min(part.shape[1] for part in influences.values()) < 2:
-        return Estimate(value, math.nan, math.nan)
+        return Estimate(value)
     sizes, moments = _moments(influences, less)
     half = float(student_quantile(level, math.inf)) * float((moments[0] / (sizes * (sizes - 1))).sum(0)[0]) ** 0.5
     return Estimate(value, max(least, value - half), min(1.0, value + half))
 
 
 def rounding_variance(influences: Influences, statistic: int) -> float:
-    """The variance of rounding a share at a threshold to whole samples of each negative stratum: half of a step's."""
+    """The variance of rounding a share at a threshold to whole samples: half a squared step, summed over negatives."""
     parts = [values[statistic] for name, values in influences.items() if name != "correct"]
     steps = (max(map(abs, map(float, torch.aminmax(part)))) / len(part) for part in parts)
     return sum(step**2 for step in steps) / 2

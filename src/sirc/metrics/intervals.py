@@ -48,7 +48,7 @@ def spearman(x: Floats, y: Floats, level: float) -> Estimate:
     a, b = (rankdata(v) - (len(v) + 1) / 2 for v in (x, y))
     size = math.sqrt(float(a @ a)) * math.sqrt(float(b @ b))
     if not size:
-        return Estimate(math.nan, math.nan, math.nan)
+        return Estimate(math.nan)
     rho = max(-1.0, min(1.0, float(a @ b) / size))
     if len(x) < 4:
         return Estimate(rho, -1.0, 1.0)

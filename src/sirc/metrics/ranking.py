@@ -315,9 +315,7 @@ class Ranking:
 
     def coverage(self, threshold: float, alpha: float) -> float:
         """The share of all input accepted at a threshold."""
-        at = self._index(threshold)
-        covered = self._coverage_risk(slice(max(0, at), at + 1), alpha, 0.5)[0]
-        return float(covered.sum())
+        return float(self._coverage_risk(_only(self._index(threshold)), alpha, 0.5)[0].sum())
 
     def risk(self, threshold: float, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """The mean loss of what is accepted at a threshold; 0 where nothing is."""
@@ -375,10 +373,9 @@ class Ranking:
             accepted, total = accepted + self._wrong, total + self.num_wrong
         return int(torch.searchsorted(accepted, areas.least_reaching(recall, total)))
 
-    def _shares_at(self, at: int) -> Shares:
-        """The accepted shares at one threshold; at −1 nothing is accepted."""
-        c, x, o = self._as_shares(slice(max(0, at), at + 1))
-        return c.sum(), x.sum(), o.sum()
+    def _shares_at(self, at: int) -> Tensor:
+        """The accepted shares at one threshold, (3,); at −1 nothing is accepted."""
+        return self._as_shares(_only(at)).sum(1)
 
     def _as_shares(self, where: slice, before: int = 0) -> Tensor:
         """The accepted shares at some thresholds, after `before` points where nothing is accepted."""
@@ -443,7 +440,7 @@ class Ranking:
 
     def _risk_at(self, at: int, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         a, b = self._mixture(alpha, beta)
-        inside, wrong, ood = (count.sum() for count in self._accepted_counts(slice(max(0, at), at + 1)))
+        inside, wrong, ood = (count.sum() for count in self._accepted_counts(_only(at)))
         covered = a * inside + (1 - a) * ood
         grid = areas.over_beta(areas.ratio(a * wrong, covered), areas.ratio((1 - a) * ood, covered), b)
         return _shaped(grid, alpha, beta)
@@ -485,6 +482,11 @@ class Ranking:
         return (pos, steps.x, steps.x.diff()) if negative == "wrong" else (pos, steps.ood, steps.ood_steps)
 
 
+def _only(at: int) -> slice:
+    """The threshold with this index; none for −1."""
+    return slice(max(0, at), at + 1)
+
+
 def _sorted(scores: Tensor) -> tuple[Tensor, Tensor]:
     """The scores, the highest first, and their order."""
     if scores.device.type != "cpu":
@@ -494,11 +496,14 @@ def _sorted(scores: Tensor) -> tuple[Tensor, Tensor]:
     return scores.index_select(0, order), order
 
 
-def equal_weights(sets: Sequence[Tensor]) -> Tensor | None:
-    """Weights with which sets of different sizes count the same; None for a single set, or none, which needs none."""
-    if len(sets) < 2:
-        return None
-    return torch.cat([torch.full((len(x),), 1 / len(x), dtype=torch.float64, device=x.device) for x in sets])
+def pooled(
+    correct: Tensor, wrong: Tensor, sets: Sequence[Tensor], *, equal_sets: bool
+) -> tuple[list[Tensor], Tensor | None]:
+    """The three groups, with all OOD sets as one; with `equal_sets` also weights that make the sets count the same."""
+    groups = [correct, wrong, torch.cat([wrong[:0], *sets])]
+    if not equal_sets or len(sets) < 2:
+        return groups, None
+    return groups, torch.cat([torch.full((len(x),), 1 / len(x), dtype=torch.float64, device=x.device) for x in sets])
 
 
 def _shaped(grid: Tensor, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:

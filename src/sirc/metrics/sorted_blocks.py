@@ -20,7 +20,7 @@ from sirc._utils.files import DISK_FULL
 from sirc.metrics.ranking import Ranking
 
 _CHUNK = 1 << 20  # confidences merged at a time
-_LEAST = 1 << 10  # of them from one block, so that a read pays off
+_LEAST = 1 << 10  # the fewest of them from one block, so that a read pays off
 
 
 @final

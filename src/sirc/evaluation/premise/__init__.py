@@ -70,9 +70,9 @@ class Assumptions:
     reason: str
     """Why it is recommended."""
     sizes: Mapping[str, int]
-    """Samples: `correct`, `wrong`, and each OOD set."""
+    """The number of samples in `correct`, `wrong` and each OOD set."""
     level: float
-    """Of the intervals."""
+    """The confidence level of the intervals."""
     _combinations: tuple[Measured, ...] = field(repr=False)
 
     def __str__(self) -> str:

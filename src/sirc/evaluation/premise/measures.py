@@ -20,7 +20,7 @@ PLAIN = "plain "  # prefix of the name of an S2's plain values, as the same scor
 
 ScoreValues: TypeAlias = Mapping[str, Tensor]
 Key: TypeAlias = tuple[str, str, str, float | None, float | None]
-"""The score that a number is about, the negative, the metric, and k and slope if they matter."""
+"""The score that is measured, the negative, the metric, and for SIRC with other a and b their k and slope."""
 
 
 @final
@@ -95,7 +95,7 @@ class Samples:
         def add(of: str, metric: str, values: Mapping[str, Estimate | float], *at: float) -> None:
             k, slope = at or (None, None)
             for negative, value in values.items():
-                estimate = value if isinstance(value, Estimate) else Estimate(value, math.nan, math.nan)
+                estimate = value if isinstance(value, Estimate) else Estimate(value)
                 measures.setdefault((of, negative, metric, k, slope), estimate)
 
         s1, sirc, *seconds = (self.confidences[n].double().cpu().numpy() for n in (parts.s1, parts.score, *parts.s2))
@@ -110,8 +110,8 @@ class Samples:
             add(name, "spearman", {"id": spearman(s1, s2, level), "correct": of_right})
             if parts.a:
                 rows = {"id": self.confidences[name], **{key: by_score[name] for key, by_score in self.ood.items()}}
-                below = {key: (int((x < parts.a[at]).sum()), len(x)) for key, x in rows.items()}
-                add(name, "below a", {key: wilson_interval(*counts, level) for key, counts in below.items()})
+                below = {key: wilson_interval(int((x < parts.a[at]).sum()), len(x), level) for key, x in rows.items()}
+                add(name, "below a", below)
         add(parts.score, "spearman", {"id": spearman(s1, sirc, level).value})
         add(parts.score, "kendall", {"id": float(kendalltau(s1, sirc).statistic) if len(s1) > 1 else math.nan})
         if self.ood:

@@ -23,7 +23,7 @@ SAME = 0.002  # AUROC within which combinations count as equal
 
 
 def judge(combinations: Sequence[Measured], sizes: Mapping[str, int]) -> tuple[Kind, list[str]]:
-    """The verdict and its reasons: one `does not hold` decides, else one `open`."""
+    """The verdict and its reasons: those for `does not hold`, or if there are none, those for `open`."""
     all_reasons = [reason for one in combinations for reason in _reasons(one, sizes)]
     kinds: tuple[Kind, ...] = ("does not hold", "open")
     for kind in kinds:
@@ -38,11 +38,11 @@ def _reasons(one: Measured, sizes: Mapping[str, int]) -> Iterator[Reason]:
     for column in one.s2:
         name = column.removeprefix(PLAIN)
         if column in one.constant:
-            yield "does not hold", f"{name} says the same of every ID row"
+            yield "does not hold", f"{name} has the same value for every ID row"
             continue
         if one.a:
             below = one.of(column, "id", "below a")
-            text = f"{percent(below.value)} of ID rows lie below a, where {name} should seldom speak"
+            text = f"{percent(below.value)} of ID rows have {name} below a; it should be at most {percent(MOST_BELOW)}"
             if below.low > MOST_BELOW:
                 hint = "are its statistics in-sample, or is this not the data it was fitted to?"
                 yield "does not hold", f"{text} ({hint})"
@@ -89,10 +89,10 @@ def recommend(combinations: Sequence[Measured], sizes: Mapping[str, int]) -> tup
         among = f"of those within {100 * SAME:g} points of the highest AUROC of ID✗|ID✓"
         text = f" and, {among}, its S2 has the least in common with S1" if len(holding) > 1 else ""
         least = min(close, key=lambda one: max(abs(one.of(s2, "id", "spearman").value) for s2 in one.s2))
-        return least.score, f"its premise holds{text}; ID data cannot show how much OOD input it finds"
-    alone = "S1 alone, as SIRC's premise is not seen to hold for any S2"
+        return least.score, f"its premise holds{text}; ID data cannot show how well it rejects OOD input"
+    alone = "S1 alone, as SIRC's premise was not shown to hold for any S2"
     if not first.has(WRONG):
-        return first.s1, f"{alone}; the first, as without wrong predictions they cannot be told apart"
+        return first.s1, f"{alone}; the first one, as S1 scores cannot be compared without wrong predictions"
     auroc = {one.s1: one.of(one.s1, WRONG, "auroc").value for one in combinations}
     best = max(auroc, key=lambda name: auroc[name])
     return best, f"{alone}; the highest AUROC of ID✗|ID✓, {percent(auroc[best])}"
@@ -157,7 +157,7 @@ def facts(same: Sequence[Measured]) -> Iterator[str]:
         effects["takes from"] = [one.s1 for one in same if one.gain(MEAN).high < 0]
         sure = " and ".join(f"surely {effect} {', '.join(s1s)}" for effect, s1s in effects.items() if s1s)
         yield (
-            f"on this OOD data it {sure or 'surely adds to no S1, nor takes from any'}; mean over OOD sets, AURR at "
+            f"on this OOD data it {sure or 'has no sure effect on any S1'}; mean over OOD sets, AURR at "
             f"α = β = {HALF:g}:"
         )
         yield from aligned(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, final
+from typing import final, get_args
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike, Floats
 from sirc._utils.checks import check_at_least, check_choice, check_positive
 from sirc._utils.text import quoted
-from sirc.evaluation.error_bars import EQUAL, FEWEST, METHODS, Method
+from sirc.evaluation.error_bars import EQUAL, FEWEST, Method
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.inputs import (
     WRONG,
@@ -33,8 +33,8 @@ from sirc.evaluation.inputs import (
     parse_or_none,
 )
 from sirc.evaluation.selection.regret import (
-    BY,
     Bounds,
+    By,
     contenders,
     intervals,
     normal_draws,
@@ -48,8 +48,6 @@ from sirc.metrics import Metric, Negative, all_metrics, bootstrap_grids, derivat
 from sirc.scores import Scorer
 
 __all__ = ["Choice", "select"]
-
-By = Literal["worst", "average"]
 
 POINTS = 9  # of a range: 0.1, 0.2, … 0.9 for the default one
 
@@ -75,7 +73,7 @@ class Choice:
     tie: bool
     """Whether the lead of the score with the lowest regret, over at least one other, is within noise."""
     tied: tuple[str, ...]
-    """In a tie, all scores that may be the best, the lowest regret first; else none."""
+    """In a tie, all scores that may be the best, the lowest regret first; else empty."""
     table: pd.DataFrame
     """A row for each score, the lowest regret first.
 
@@ -92,7 +90,7 @@ class Choice:
     beta: tuple[float, ...]
     relative: bool
     sizes: Mapping[str, int]
-    """Samples: `correct`, `wrong`, and each OOD set."""
+    """The number of samples in `correct`, `wrong` and each OOD set."""
     draws: int
     level: float
     method: str
@@ -159,8 +157,8 @@ def select(
         ('new', False, (1.0,))
     """
     loss, recall = _loss_of(metric)
-    check_choice("by", by, BY)
-    check_choice("method", method, METHODS)
+    check_choice("by", by, get_args(By))
+    check_choice("method", method, get_args(Method))
     check_level(level)
     least = math.ceil(round(1 / (1 - level), 6))
     if check_positive("draws", draws) < least:
@@ -213,7 +211,7 @@ def select(
 @final
 @dataclass(frozen=True, eq=False)
 class _Comparison:
-    """The candidates, and what they are compared by: a metric over a range of α and β."""
+    """The candidates, and the metric and the range of α and β to compare them by."""
 
     ev: Evaluation
     loss: Metric
@@ -227,8 +225,7 @@ class _Comparison:
         kind: Negative = "wrong" if negative == WRONG else "ood"
         rankings = [self.ev.ranking(score, negative) for score in self.ev.scores]
         grids = [self.loss.grid(ranking, kind, self.recall, self.alpha, self.beta) for ranking in rankings]
-        values: Floats = torch.stack(grids).numpy()
-        return values
+        return torch.stack(grids).numpy()
 
     def scale(self, values: Floats) -> Floats:
         """The scale of regret at each point: the best candidate's value, or 1."""
@@ -237,9 +234,8 @@ class _Comparison:
         no_loss = b * a * (1 - accuracy) + (1 - b) * (1 - a) == 0
         if no_loss.all():
             raise ValueError(
-                "some mistake in the range must cost something: ID✗ costs β and OOD 1 − β; got ranges in which what "
-                f"costs something never occurs (alpha {self.alpha.tolist()}, beta {self.beta.tolist()}). Widen `alpha` "
-                "or `beta`"
+                "accepting a mistake must cost something at one point at least: ID✗ costs β and OOD 1 − β; got "
+                f"alpha {self.alpha.tolist()}, beta {self.beta.tolist()}, where the risk is always 0. Widen a range"
             )
         best: Floats = values.min(0)
         if not self.relative:
@@ -278,8 +274,7 @@ class _Comparison:
             ev.confidences, ev.correct, ev.ood, equal_sets=ev.pool == "datasets", metric=loss, recall=self.recall,
             alpha=self.alpha, beta=self.beta, draws=draws, seed=seed,
         )  # fmt: skip
-        drawn: Floats = torch.cat(list(blocks)).numpy()
-        return "bootstrap", drawn
+        return "bootstrap", torch.cat(list(blocks)).numpy()
 
 
 def _table(asked: _Comparison, regret: Floats, summed: Mapping[str, Bounds]) -> pd.DataFrame:
@@ -302,7 +297,7 @@ def _loss_of(label: str) -> tuple[Metric, float]:
         return parsed
     losses = [one.label(0.95) for one in all_metrics() if one.of_mixture and one.lower_is_better]
     raise ValueError(
-        f"`metric` must be one of {', '.join(losses)}, a recall being in percent; got {quoted(label)}. "
+        f"`metric` must be one of {', '.join(losses)}, with the recall in percent; got {quoted(label)}. "
         "One of your own is known once its module is imported (`--import MODULE`)"
     )
 
@@ -330,7 +325,7 @@ def _candidates(
     known = scorer.specs if isinstance(scorer, Scorer) else scorer if isinstance(scorer, Mapping) else ()
     wanted = list(dict.fromkeys(known if scores is None else as_names(scores)))
     if known and len(wanted) < 2:
-        raise ValueError(f"a choice is between two scores or more; got {', '.join(wanted) or 'none'}. Fit or name more")
+        raise ValueError(f"`select` needs at least two scores; got {', '.join(wanted) or 'none'}. Fit or name more")
     if isinstance(scorer, Scorer):
         scorer = scorer.only(wanted)
         for name, data in {"val": val, **{f"ood[{quoted(name)}]": data for name, data in as_sets(ood).items()}}.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statistics import NormalDist
-from typing import Final
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -13,13 +13,12 @@ from torch import Tensor
 from sirc._utils.arrays import Floats
 from sirc.evaluation.error_bars import EQUAL
 
+By = Literal["worst", "average"]
 Flags = NDArray[np.bool_]
 Bounds = tuple[Floats, Floats]
 
 _TINY = float(np.finfo(np.float64).tiny)
-_LEAST = 1e-3  # of the best value: relative to less than this, a draw's regret means nothing
-
-BY: Final = ("worst", "average")
+_LEAST = 1e-3  # values relative to the best one are raised to this: a smaller draw tells nothing about the regret
 
 
 def regrets(values: Floats, scale: Floats) -> Floats:
@@ -74,7 +73,7 @@ def intervals(
     # Candidates first, so that the draws of each are side by side in memory.
     at, drawn = at.reshape(count, -1), np.ascontiguousarray(drawn.reshape(len(draws), count, -1).swapaxes(0, 1))
     z = NormalDist().inv_cdf((1 + level) / 2)
-    bounds = {name: (np.zeros(count), np.zeros(count)) for name in BY}
+    bounds = {name: (np.zeros(count), np.zeros(count)) for name in get_args(By)}
     by_point = np.zeros(values.shape), np.zeros(values.shape)
     for t in range(count):
         differences, spreads, furthest = at[t] - at, np.empty_like(at), np.zeros_like(drawn[t])
