@@ -181,11 +181,11 @@ def test_it_does_with_the_witnesses_that_the_data_allow(train, head, left, words
         fitter = sirc.Fitter("scod", head=head, one_pass=step == "one pass")
         for part in train.batches(90):
             fitter.update(part)
-        with pytest.warns(DataWarning, match="`scod` does with fewer witnesses") as caught:
+        with pytest.warns(DataWarning, match="`scod` uses fewer witnesses") as caught:
             scorer = fitter.finish(None if step == "one pass" else train)
         (told,) = (str(w.message) for w in caught)
     assert places(scorer) == left
-    assert told.startswith("`scod` does with fewer witnesses: ")
+    assert told.startswith("`scod` uses fewer witnesses: ")
     assert re.search(words, told)
     lacking = {str(WITNESSES[place]) for place in set(range(6)) - set(left)}
     assert all(f"`{name}`" in told for name in lacking)

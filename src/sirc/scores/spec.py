@@ -22,13 +22,13 @@ Value = float | tuple[float, ...] | str
 
 @dataclass(frozen=True)
 class Combination:
-    """A way to combine two or more specs: its title and its keyword parameters."""
+    """A way to combine two or more specs."""
 
     title: str
     keywords: Mapping[str, Value | None] = field(default_factory=dict)
-    """Each with its default; None if it is fitted or must be given."""
+    """The parameters and their defaults; None for one that is fitted or must be given."""
     most: int | None = None
-    """The largest number of specs it takes."""
+    """The largest number of specs."""
     bounded_first: bool = False
     """Whether it takes log(S1max − S1) of its first score, and a and b of the others, as `sirc` does."""
     compute: Callable[..., Tensor] | None = None
@@ -64,12 +64,12 @@ def combination(
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Register the decorated function as a combination under its own name.
 
-    It receives the plain values of two or more specs, at most `most`. Its keyword-only arguments are parameters of the
-    spec, plain numbers; one without a default must be given. With `bounded_first` it receives, by position,
-    log(S1max − S1) of the first score and three lists: the values of the others, their a and their b. `fit` finds a and
-    b as for `sirc`: a = μ − 3σ and b = 1/σ over ID training data.
+    It receives the plain values of two or more specs, at most `most`. Its keyword-only arguments are numbers that a
+    spec may set; one without a default must be set. With `bounded_first` it receives, by position, log(S1max − S1) of
+    the first score and three lists: the values of the others, their a and their b. `fit` finds a and b as for `sirc`:
+    a = μ − 3σ and b = 1/σ over ID training data.
 
-    Tables, figures and the page name it `title`, by default its name with spaces for underscores.
+    Tables, figures and the page call it `title`, by default its name with spaces for underscores.
     """
 
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -108,9 +108,9 @@ class Spec:
     _text: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Made once: parameters are looked up by it several times for each batch.
+        # Made only once, since each batch looks up parameters by it.
         parts = [] if self.is_default else [str(a) for a in self.args]
-        parts += [f"{k}={_text(v)}" for k, v in self.given.items()]
+        parts += [f"{k}={v}" for k, v in self.given.items()]
         text = f"{self.called}({', '.join(parts)})" if parts else self.called
         object.__setattr__(self, "_text", "vim" if is_vim(self) else text)
 
@@ -150,7 +150,7 @@ class Spec:
 
     @property
     def called(self) -> str:
-        """The name it is written with."""
+        """The name in its text."""
         return "scod" if self.is_default else self.name
 
     def witnessed_by(self, others: Sequence[Spec]) -> Spec:
@@ -164,7 +164,7 @@ class Spec:
         return replace(self, args=tuple(arg.with_defaults(change) for arg in self.args)) if self.args else self
 
     def with_only(self, other: Spec) -> Spec:
-        """This combination with the same first score and only this S2."""
+        """This combination with a single S2."""
         return Spec(self.name, (self.args[0], other), self.options)
 
     def walk(self) -> Iterator[Spec]:
@@ -181,16 +181,14 @@ class Spec:
 
 
 def is_vim(spec: Spec) -> bool:
-    """Whether it is the linear combination whose c is fitted."""
+    """Whether it is `vim`, the linear combination whose c is fitted."""
     return spec.name == "linear" and "c" not in spec.options
 
 
 VIM = Spec("linear", (Spec("energy"), Spec("residual")))
-"""`vim` is this combination with its fitted c."""
 WITNESSES = (Spec("residual"), VIM, *map(Spec, ("mahalanobis", "mahalanobis_pp", "knn", "l1", "energy")))
-"""The S2 scores of `scod`: all but the last, as far as the data allow; the last alone if they allow none."""
+"""The S2 scores of `scod`: those before the last that the data can fit; if there are none, the last."""
 SCOD = Spec("bayes", (Spec("msp"), *WITNESSES[:-1]), {"metric": "aurr"}, is_default=True)
-"""`scod`, the default score, is this combination."""
 
 
 def known_names() -> tuple[str, ...]:
@@ -207,7 +205,7 @@ def known_names() -> tuple[str, ...]:
 
 
 def parse(text: str) -> Spec:
-    """The spec that a text stands for; a `ValueError` says what is wrong with the text and how to write it."""
+    """Read a spec from its text; a `ValueError` says what is wrong with the text and how to write it."""
     if not isinstance(text, str):
         raise ValueError(f"a spec must be a string; got {type(text).__name__}. {_GRAMMAR}")
     return _parse(text)
@@ -215,7 +213,7 @@ def parse(text: str) -> Spec:
 
 @lru_cache(maxsize=1024)
 def _parse(text: str) -> Spec:
-    # Checked first, since the parser's own limits depend on the depth of the caller's stack. Operators nest too.
+    # Check the depth first, as Python's limit depends on the caller's stack. Operators nest too.
     depth = max(accumulate((c in "([") - (c in ")]") for c in text), default=0)
     if depth > _DEEPEST or len(text) > _LONGEST or len(_OPERATOR.findall(_NUMBER.sub("", text))) > _DEEPEST:
         raise ValueError(
@@ -251,8 +249,7 @@ def _value(tree: ast.expr, key: str, text: str) -> Value:
         raise ValueError(f"`{key}` must be {words}; got `{_source(tree, text)}` in `{shorten(text)}`")
     if isinstance(tree, ast.Tuple | ast.List):
         numbers = tuple(_number(item, key, text) for item in tree.elts)
-        # One number in brackets is that number, so that both spellings are one spec.
-        return numbers[0] if len(numbers) == 1 else numbers
+        return numbers[0] if len(numbers) == 1 else numbers  # `a=(1,)` and `a=1` are the same spec
     return _number(tree, key, text)
 
 
@@ -263,7 +260,7 @@ def _number(tree: ast.expr, key: str, text: str) -> float:
     value = tree.value if isinstance(tree, ast.Constant) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
         raise ValueError(f"`{shorten(key)}` must be a finite number; got `{_source(tree, text)}` in `{shorten(text)}`")
-    return sign * float(value) + 0.0  # −0 is 0: equal specs have one text
+    return sign * float(value) + 0.0  # −0 becomes 0: equal specs have one text
 
 
 def _source(tree: ast.expr, text: str) -> str:
@@ -272,8 +269,7 @@ def _source(tree: ast.expr, text: str) -> str:
 
 def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: str) -> Spec:
     called = name
-    if name == "vim" and not args:
-        # One combination, one c: `vim(c=…)` and `linear(energy, residual, c=…)` are the same spec.
+    if name == "vim" and not args:  # `vim(c=…)` and `linear(energy, residual, c=…)` are the same spec
         name, args = "linear", VIM.args
     if name == "scod" and not args:
         name, args, options = "bayes", SCOD.args, {"metric": "aurr"} | options
@@ -293,8 +289,7 @@ def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: s
             takes = f"it takes {', '.join(f'{k}=' for k in known)}" if known else "it has no parameters"
             raise ValueError(f"`{called}` has no parameter `{shorten(key)}` (in `{shorten(text)}`): {takes}")
         if isinstance(value, tuple) and not (name in COMBINATIONS and key in ("a", "b")):
-            got = f"{shorten(_text(value))} in `{shorten(text)}`"
-            raise ValueError(f"`{key}` of `{called}` must be one number; got {got}")
+            raise ValueError(f"`{key}` of `{called}` must be one number; got {quoted(value)} in `{shorten(text)}`")
     if name not in COMBINATIONS:
         return _leaf(name, options, text)
     return _combination(SCOD if called == "scod" else Spec(name, args), options, text)
@@ -313,7 +308,7 @@ def _leaf(name: str, options: dict[str, Value], text: str) -> Spec:
                 f"`{key}` of `{name}` must be a {'whole ' if whole else ''}number {limits}; got {quoted(value)} in "
                 f"`{shorten(text)}`"
             )
-        # A tunable option stays even at its default: to give it is to ask for no tuning.
+        # A tunable option stays even at its default: an option that is given is not tuned.
         if score.tune is not None or value != default:
             given[key] = type(default)(value)
     return Spec(name, (), given)
@@ -383,7 +378,7 @@ def _check_numbers(spec: Spec, text: str) -> None:
 
 def _check_others(spec: Spec, text: str) -> None:
     for outer in (part for other in spec.args[1:] for part in other.walk()):
-        # μ and σ of a linear form follow from those of its terms; of anything else, only from its values.
+        # μ and σ of a linear form follow from its terms; those of any other combination only from its values.
         inside = () if outer.is_leaf or outer.name == "linear" else outer.walk()
         for part in inside:
             if is_vim(part) or part.finds_spread or part.tunes:
@@ -393,7 +388,3 @@ def _check_others(spec: Spec, text: str) -> None:
                     f"`{shorten(str(part))}`{where} would have to be fitted before this S2 could be, in "
                     f"`{shorten(text)}`. {advice.get(part.name, 'Give its a= and b= explicitly')}"
                 )
-
-
-def _text(value: Value) -> str:
-    return value if isinstance(value, str) else repr(value)
