@@ -23,14 +23,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import (
-    check_choice,
-    check_finite,
-    check_fraction,
-    check_number,
-    check_same_length,
-    check_shape,
-)
+from sirc._utils.checks import check_choice, check_finite, check_fraction, check_number, check_same_length, check_shape
 from sirc._utils.text import quoted
 from sirc.outputs import Head, Outputs
 from sirc.scores import combine, registry

@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import (
-    check_integer,
-    check_same_length,
-    check_shape,
-    check_type,
-    differences,
-    dtype_name,
-)
+from sirc._utils.checks import check_integer, check_same_length, check_shape, check_type, differences, dtype_name
 from sirc._utils.files import content_digest
 from sirc._utils.precision import exact
 from sirc._utils.text import quoted
