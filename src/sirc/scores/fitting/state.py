@@ -308,7 +308,7 @@ class FitState:
             if bank is not None:
                 outside = torch.isin(part_of(index, self.folds), torch.tensor(left_out, device="cpu"), invert=True)
                 bank = bank[outside.to(bank.device)]
-            if not max([part.count for part in moments.values()] + ([] if bank is None else [len(bank)])):
+            if not any(part.count for part in moments.values()) and (bank is None or not len(bank)):
                 raise ValueError(
                     f"cross-fitting needs rows in at least two folds; {self.count} came, all of fold {without_fold} of "
                     f"{self.folds}. Fit on more rows, or pass `crossfit=0`"
