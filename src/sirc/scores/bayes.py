@@ -89,8 +89,8 @@ def aurr_stages(
     before = log_u[:0]  # the log costs of the rows that are left, by the last stage
     for stage in range(1, STAGES + 1):
         dear, order = (-least_aurr(log_u[left], log_g[left], alpha, beta, risk)).sort()
-        found = recall + right[left[order]].cumsum(0)
-        count = 1 + int((found[:-1] < stage / STAGES * float(right.sum())).sum())
+        recalls = recall + right[left[order]].cumsum(0)
+        count = 1 + int((recalls[:-1] < stage / STAGES * float(right.sum())).sum())
         joined, left, level = left[order[:count]], left[order[count:]], float(dear[count - 1])
         mark = level
         if levels:  # a row is so far above the last level by the last costs, and so far below this level by the new
@@ -100,7 +100,7 @@ def aurr_stages(
         levels.append(level)
         marks.append(mark)
         before = dear[count:]
-        recall = float(found[count - 1])
+        recall = float(recalls[count - 1])
         spent, accepted = spent + float(cost[joined].sum()), accepted + float(mass[joined].sum())
         risk = spent / accepted
         if not len(left):
@@ -176,25 +176,25 @@ def log_u(log_gap: Tensor, claimed: Sequence[float], calibration: Sequence[float
     return -softplus(-error_odds(log_gap, claimed, calibration))
 
 
-def basis(log_u: Tensor, away: Sequence[Tensor], center: Sequence[float]) -> Tensor:
+def basis(log_u: Tensor, lows: Sequence[Tensor], center: Sequence[float]) -> Tensor:
     """The terms of log g, (n, terms), to be summed with weights ≥ 0: those of `witnessed_terms`, and ramps.
 
-    The ramps rise with u, and as each S2 falls. `away` is b(a − S2) of each S2; `center` is the mean and standard
+    The ramps rise with u, and as each S2 falls. `lows` is b(a − S2) of each S2; `center` is the mean and standard
     deviation of log u on ID data.
     """
     mean, deviation = center
-    columns = [(log_u - mean) / deviation, *(value + _MEAN_TO_A for value in away)]
+    columns = [(log_u - mean) / deviation, *(value + _MEAN_TO_A for value in lows)]
     ramps = [softplus(2 * (x - knot)) / 2 for x in columns for knot in KNOTS]
-    return torch.stack([*witnessed_terms(log_u, away), *ramps], -1)
+    return torch.stack([*witnessed_terms(log_u, lows), *ramps], -1)
 
 
-def log_g(log_u: Tensor, away: Sequence[Tensor], density: Sequence[float]) -> Tensor:
+def log_g(log_u: Tensor, lows: Sequence[Tensor], density: Sequence[float]) -> Tensor:
     """log g learnt from OOD rows. `density`: mean and deviation of log u, the constant, a weight for each term.
 
     Ramps are flat for predictions that are surer than most; a tiny slope against log u keeps such rows from tying.
     """
     center, constant, weights = density[:2], density[2], density[3:]
-    terms = basis(log_u, away, center)[:, -len(weights) :]  # earlier versions had only ramps
+    terms = basis(log_u, lows, center)[:, -len(weights) :]  # earlier versions had only ramps
     return constant + terms @ torch.as_tensor(weights, dtype=terms.dtype, device=terms.device) + _TILT * log_u
 
 
@@ -203,7 +203,7 @@ def fading(density: Sequence[float] | None, others: int) -> float:
     return _FADES if density is None or len(density) - 3 == (1 + others) * len(KNOTS) else 0.0
 
 
-def witnessed_log_g(log_u: Tensor, away: Sequence[Tensor], log_mean: float = 0.0) -> Tensor:
+def witnessed_log_g(log_u: Tensor, lows: Sequence[Tensor], log_mean: float = 0.0) -> Tensor:
     """log g from ID statistics alone: g ∝ u^η·Π[(1−p) + p·min(exp(−δz − δ²/2), e³)], z of each S2 in deviations.
 
     OOD input looks strange to some witnesses, the S2 scores, and normal to others. Each witness responds to it with
@@ -212,14 +212,14 @@ def witnessed_log_g(log_u: Tensor, away: Sequence[Tensor], log_mean: float = 0.0
     than errors. `log_mean` is the log of the mean over ID rows; subtracted, it gives g the mean 1 there, as a density
     ratio has, even if witnesses depend on each other.
     """
-    of_u, *of_witnesses = witnessed_terms(log_u, away)
+    of_u, *of_witnesses = witnessed_terms(log_u, lows)
     return sum(of_witnesses, of_u - log_mean)
 
 
-def witnessed_terms(log_u: Tensor, away: Sequence[Tensor]) -> list[Tensor]:
+def witnessed_terms(log_u: Tensor, lows: Sequence[Tensor]) -> list[Tensor]:
     """The terms of `witnessed_log_g`, of u and of each S2."""
-    p = min(_RESPONSE, _RESPONSES / len(away))
-    responses = [(_SHIFT * (value + _MEAN_TO_A - _SHIFT / 2)).clamp_max(_MOST) for value in away]
+    p = min(_RESPONSE, _RESPONSES / len(lows))
+    responses = [(_SHIFT * (value + _MEAN_TO_A - _SHIFT / 2)).clamp_max(_MOST) for value in lows]
     return [_POWER * log_u, *(torch.log((1 - p) + p * response.exp()) for response in responses)]
 
 

@@ -49,8 +49,8 @@ def _excess(ascending: npt.NDArray[np.float64]) -> float:
 
 def least_quantile(values: Sequence[Tensor], knots: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """The smallest log(F/(1 − F)) among some scores, from the knots of each."""
-    found = torch.stack([_level(s, *pair) for s, pair in zip(values, knots, strict=True)])
-    return torch.where(found.isnan().any(0), torch.nan, found.amin(0))  # ONNX's minimum ignores NaN
+    levels = torch.stack([_level(s, *pair) for s, pair in zip(values, knots, strict=True)])
+    return torch.where(levels.isnan().any(0), torch.nan, levels.amin(0))  # ONNX's minimum ignores NaN
 
 
 def _level(values: Tensor, scores: Tensor, levels: Tensor) -> Tensor:

@@ -33,9 +33,9 @@ def row_sums(logits: Tensor, *, compile: bool | None = None) -> RowSums:
         fused.append(("kernel", _kernel_sums))
     if size and (compile or (compile is None and kind == "cuda" and size >= _LARGE)):
         fused.append((f"compiled form on {kind}", _compiled_sums))
-    for name, sums in fused:
-        if (found := attempt(f"the {name} of the pass over the logits", partial(sums, logits.detach()))) is not None:
-            return found
+    for name, way in fused:
+        if (sums := attempt(f"the {name} of the pass over the logits", partial(way, logits.detach()))) is not None:
+            return sums
     return _sums(logits.contiguous()) if size <= _SMALL else _blocked_sums(logits)
 
 

@@ -96,8 +96,8 @@ class Scorer:
         """The parsed spec as it was fitted: each `scod` has only the witnesses that the data allowed."""
 
         def as_fitted(scod: Spec) -> Spec:
-            found = self.parameters.get(str(scod), {}).get("witnesses")
-            return scod if found is None else scod.witnessed_by([WITNESSES[place] for place in found.tolist()])
+            places = self.parameters.get(str(scod), {}).get("witnesses")
+            return scod if places is None else scod.witnessed_by([WITNESSES[place] for place in places.tolist()])
 
         return parse(text).with_defaults(as_fitted)
 

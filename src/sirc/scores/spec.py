@@ -81,9 +81,10 @@ def combination(
         for key, value in registry.keyword_defaults(function).items():
             required = value is inspect.Parameter.empty
             if key in ("a", "b") or not (required or isinstance(value, int | float)):
+                default = "no default" if required else f"the default {quoted(value)}"
                 raise ValueError(
-                    f"`{key}` of combination `{name}` must be a number of its own, other than a and b; its default is "
-                    f"{'missing' if required else quoted(value)}"
+                    f"the parameters of combination `{name}` must be numbers, and none may be called a or b; got "
+                    f"`{key}` with {default}"
                 )
             numbers[key] = None if required else float(value)
         registry.check_call(f"combination `{name}`", function, 4 if bounded_first else 2, numbers)
@@ -344,7 +345,7 @@ class _Parser:
             raise self._error(
                 f"the first score of `{spec.name}` must be bounded, one of {', '.join(bounded)}; got "
                 f"`{shorten(str(first))}`",
-                "One of your own is if it has a `log_gap`",
+                "A score of your own is bounded if it has a `log_gap`",
             )
         score = registry.get(first.name)
         if spec.name == "bayes" and not {"logits", "softmax"}.issuperset(score.needs):

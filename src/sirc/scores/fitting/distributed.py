@@ -28,7 +28,7 @@ def fit_together(fitter: Fitter, train: object, *, device: torch.device | None, 
     Each process merges the states of all in the order of their ranks, so that all have the same state. Work that can
     fail is done between exchanges, so that no process waits for one that has stopped.
     """
-    shown = progress if distributed.is_main() else SILENT
+    main_only = progress if distributed.is_main() else SILENT
 
     def batches(name: str) -> Iterator[tuple[Tensor, Outputs]]:
         indexed = ((torch.arange(rows.start, rows.stop, device="cpu"), read()) for rows, read in share if rows)
@@ -45,7 +45,7 @@ def fit_together(fitter: Fitter, train: object, *, device: torch.device | None, 
     _check_same(arguments)
     with failing_together():
         share = share_of(train, distributed.rank(), distributed.world())
-        fitter._read(batches("fit, first pass"), shown)
+        fitter._read(batches("fit, first pass"), main_only)
         saved = fitter._state.save()
     place = device or (train.device if isinstance(train, Outputs) else torch.device("cpu"))
     merged = fitter._state.empty()
@@ -55,7 +55,7 @@ def fit_together(fitter: Fitter, train: object, *, device: torch.device | None, 
     if device is not None:
         fitter._tuning = fitter._tuning.to(device)
     with failing_together():
-        parameters, second = fitter._solve(sampled=False, progress=shown)
+        parameters, second = fitter._solve(sampled=False, progress=main_only)
         if second is not None:
             second.read(batches("fit, second pass"), merged.check_batch)
     if second is not None:

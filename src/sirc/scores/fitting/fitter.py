@@ -332,13 +332,13 @@ class Fitter:
         steps = [partial(each_or_why, [leaf], partial(solve, evidence=evidence)) for leaf in state.leaves]
         folds = range(state.folds + 1) if state.crossfitted and state.folds else ()
         steps += [partial(state.solve_without, fold, self._tuning.val) for fold in folds]
-        found = []
+        solutions = []
         name = f"fit, solving {shorten(', '.join(map(str, state.leaves)), 40)}"
         with (progress if steps else SILENT).task(name, len(steps), unit="steps") as task:
             for solution in side_by_side(steps, state.device):
-                found.append(solution)
+                solutions.append(solution)
                 task.advance()
-        solved, without = found[: len(state.leaves)], found[len(state.leaves) :]
+        solved, without = solutions[: len(state.leaves)], solutions[len(state.leaves) :]
         if without and without[-1][1]:  # the fit without the judging rows failed, so do not judge
             without[-1] = {}, {}
         self._leave_out({leaf: why for _, unfit in solved for leaf, why in unfit.items()})
@@ -395,6 +395,6 @@ class Fitter:
         return make(self.specs, parameters, fitted_on=marks.rows()[1].get("mark"), fitted_rows=rows)
 
 
-def _declared(leaf: str, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters of a score among all that its `solve` found."""
-    return {name: value for name, value in found.items() if name in registry.get(parse(leaf).name).parameters}
+def _declared(leaf: str, solved: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters of a score among all that its `solve` solved."""
+    return {name: value for name, value in solved.items() if name in registry.get(parse(leaf).name).parameters}

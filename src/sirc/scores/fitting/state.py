@@ -319,9 +319,11 @@ class FitState:
 
     def solve_without(self, fold: int, val: Outputs | None) -> tuple[Parameters, dict[Spec, str]]:
         """The parameters of scores that need folds, fitted without one fold, and why some have none."""
-        found, unfit = each_or_why(self.crossfitted, partial(solve, evidence=self.evidence(val, without_fold=fold)))
+        parameters, unfit = each_or_why(
+            self.crossfitted, partial(solve, evidence=self.evidence(val, without_fold=fold))
+        )
         advice = f"Cross-fitting leaves one of {self.folds} folds out; `crossfit=0` leaves none"
-        return found, {leaf: f"{why}. {advice}" for leaf, why in unfit.items()}
+        return parameters, {leaf: f"{why}. {advice}" for leaf, why in unfit.items()}
 
 
 def check_crossfit(crossfit: Crossfit) -> Crossfit:
@@ -379,13 +381,13 @@ def solve(leaf: Spec, evidence: Evidence) -> dict[str, Tensor]:
     return parameters
 
 
-def _check_solved(score: registry.Score, found: object) -> None:
+def _check_solved(score: registry.Score, solved: object) -> None:
     """Require that the `solve` of a score returned a tensor for each of its parameters."""
-    got = f"a {type(found).__name__}"
-    if isinstance(found, dict):
-        if found.keys() >= {*score.parameters} and all(isinstance(value, Tensor) for value in found.values()):
+    got = f"a {type(solved).__name__}"
+    if isinstance(solved, dict):
+        if solved.keys() >= {*score.parameters} and all(isinstance(value, Tensor) for value in solved.values()):
             return
-        got = ", ".join(f"`{name}`: a {type(value).__name__}" for name, value in found.items()) or "an empty dict"
+        got = ", ".join(f"`{name}`: a {type(value).__name__}" for name, value in solved.items()) or "an empty dict"
     wanted = ", ".join(f"`{name}`" for name in score.parameters)
     raise ValueError(
         f"`solve` of score `{score.name}` must return a dict with a tensor for each parameter, {wanted}; got {got}. "

@@ -156,13 +156,13 @@ class Tuning:
             if part.name != "both":  # its parts may have to be tuned first
                 gap, others = columns[name].gap_and_others(part)
                 check_values(dict(zip(map(str, part.args), (gap, *others), strict=True)), rows)
-        found: Parameters = {}
+        parameters: Parameters = {}
         unfit: dict[Spec, str] = {}
         for part in tuned.values():
             if unfit.keys().isdisjoint(part.walk()):
-                parameters, why = each_or_why([part], tune)
-                found, unfit = found | parameters, unfit | why
-        return found, unfit
+                numbers, why = each_or_why([part], tune)
+                parameters, unfit = parameters | numbers, unfit | why
+        return parameters, unfit
 
     def _bayes(
         self,
@@ -185,13 +185,13 @@ class Tuning:
         numbers: _Numbers = {"claim": claimed, "calibration": calibration}
         parts.setdefault("val", id_rows)
         log_u = {name: bayes.log_u(gap, claimed, calibration) for name, (gap, _) in parts.items()}
-        away = {name: combine.lowness(others, a, b) for name, (_, others) in parts.items()}
+        lows = {name: combine.lowness(others, a, b) for name, (_, others) in parts.items()}
         if not columns.keys() - {"val"}:
-            log_g = bayes.witnessed_log_g(log_u["val"], away["val"])
+            log_g = bayes.witnessed_log_g(log_u["val"], lows["val"])
             log_mean = bayes.log_mean_exp(log_g)
             return {**numbers, "log_mean": (log_mean,)}, log_u["val"], log_g - log_mean
         center = mean_and_deviation(log_u["val"])
-        terms = {name: bayes.basis(log_u[name], away[name], center) for name in parts}
+        terms = {name: bayes.basis(log_u[name], lows[name], center) for name in parts}
         contrasts = []
         if sets := [name for name in columns if name not in ("val", "unlabelled")]:
             # All sets form one contrast, so that together they weigh as much as the ID rows.
@@ -203,7 +203,7 @@ class Tuning:
             contrasts.append(Contrast(terms["unlabelled"], equal_weights(terms["unlabelled"]), share))
         constant, slopes = density_ratio(terms["val"], contrasts, len(spec.args))
         density = (*center, constant, *slopes.tolist())
-        return {**numbers, "density": density}, log_u["val"], bayes.log_g(log_u["val"], away["val"], density)
+        return {**numbers, "density": density}, log_u["val"], bayes.log_g(log_u["val"], lows["val"], density)
 
 
 def fit_budget(

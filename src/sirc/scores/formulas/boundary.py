@@ -17,9 +17,9 @@ _NEAR = 1e-3  # of the squared lengths: a larger squared distance, computed by p
 _LEAST_DISTANCE = 1e-12  # keeps the score of a feature at the centre finite
 
 
-def _nci_held_out(evidence: Evidence, found: dict[str, Tensor], *, scale: float) -> HeldOut:
+def _nci_held_out(evidence: Evidence, solved: dict[str, Tensor], *, scale: float) -> HeldOut:
     """The plain score: without a row, the centre moves away from it, which keeps the direction between the two."""
-    return lambda p, features, labels: nci(p, features, **_like(features, found), scale=scale)
+    return lambda p, features, labels: nci(p, features, **_like(features, solved), scale=scale)
 
 
 @score(
@@ -79,10 +79,10 @@ def _distances(weight: Tensor) -> Tensor:
     return distance.index_put_((one, other), exact)
 
 
-def _fdbd_held_out(evidence: Evidence, found: dict[str, Tensor]) -> HeldOut:
+def _fdbd_held_out(evidence: Evidence, solved: dict[str, Tensor]) -> HeldOut:
     """The mean of the other rows is N/(N−1) times as far from a row as the mean of all rows."""
     nearer = 1 - 1 / evidence.moments.count
-    return lambda logits, p, features, labels: nearer * fdbd(logits, p, features, **_like(features, found))
+    return lambda logits, p, features, labels: nearer * fdbd(logits, p, features, **_like(features, solved))
 
 
 @score(
@@ -112,5 +112,5 @@ def _distance(away: Tensor) -> Tensor:
     return norm.clamp_min(_LEAST_DISTANCE)
 
 
-def _like(features: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.to(features) for name, value in found.items()}
+def _like(features: Tensor, solved: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.to(features) for name, value in solved.items()}

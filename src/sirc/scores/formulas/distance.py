@@ -17,7 +17,7 @@ from sirc.scores.registry import HeldOut, score
     needs="features",
     solve=lambda evidence: whitened_classes(evidence.unit, "mahalanobis_pp"),
     evidence=("unit", "unit_by_class"),
-    held_out=lambda evidence, found: held_out_mahalanobis(evidence.unit, found, unit),
+    held_out=lambda evidence, solved: held_out_mahalanobis(evidence.unit, solved, unit),
     title="Mahalanobis++",
     short="Mahal.++",
     family="distance",
@@ -27,9 +27,9 @@ def mahalanobis_pp(features: Tensor, *, center: Tensor, whitener: Tensor, means:
     return mahalanobis(unit(features), center=center, whitener=whitener, means=means)
 
 
-def _relative_held_out(evidence: Evidence, found: dict[str, Tensor]) -> HeldOut:
-    plain = held_out_mahalanobis(evidence.moments, found)
-    background = background_distances(evidence.moments, found["center"], found["total"])
+def _relative_held_out(evidence: Evidence, solved: dict[str, Tensor]) -> HeldOut:
+    plain = held_out_mahalanobis(evidence.moments, solved)
+    background = background_distances(evidence.moments, solved["center"], solved["total"])
     return lambda features, labels: plain(features, labels) + background(features)
 
 

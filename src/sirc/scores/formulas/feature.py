@@ -52,10 +52,10 @@ def solve_residual(evidence: Evidence) -> dict[str, Tensor]:
     return {"origin": origin, "basis": basis, "values": values, "vectors": vectors}
 
 
-def _residual_held_out(evidence: Evidence, found: dict[str, Tensor]) -> HeldOut:
-    values, origin, rows = found["values"], found["origin"], evidence.moments.count
+def _residual_held_out(evidence: Evidence, solved: dict[str, Tensor]) -> HeldOut:
+    values, origin, rows = solved["values"], solved["origin"], evidence.moments.count
     leading = principal_dimension(len(values))
-    part = squared_part_outside(values, found["vectors"], leading, rows, lambda z: z - origin.to(z))
+    part = squared_part_outside(values, solved["vectors"], leading, rows, lambda z: z - origin.to(z))
     return lambda features, labels: -part(features).sqrt()
 
 
@@ -106,7 +106,7 @@ def whitening(covariance: Tensor) -> tuple[Tensor, float]:
     needs="features",
     solve=lambda evidence: whitened_classes(evidence.moments, "mahalanobis"),
     evidence=("second", "by_class"),
-    held_out=lambda evidence, found: held_out_mahalanobis(evidence.moments, found),
+    held_out=lambda evidence, solved: held_out_mahalanobis(evidence.moments, solved),
     short="Mahal.",
     family="distance",
 )
@@ -179,12 +179,12 @@ def solve_cop(evidence: Evidence, *, variance: float) -> dict[str, Tensor]:
     return {"center": moments.mean, "outside": outside, "values": values, "vectors": vectors}
 
 
-def _cop_held_out(evidence: Evidence, found: dict[str, Tensor], *, variance: float) -> HeldOut:
+def _cop_held_out(evidence: Evidence, solved: dict[str, Tensor], *, variance: float) -> HeldOut:
     """Keep the number of leading directions: one row hardly changes their share of the variance."""
-    values, center, rows = found["values"], found["center"], evidence.unit.count
+    values, center, rows = solved["values"], solved["center"], evidence.unit.count
     k = rows / max(1, rows - 1)  # a row at d from the mean is at k·d from the mean of the others; it scatters by k·ddᵀ
-    leading = len(values) - len(found["outside"])
-    part = squared_part_outside(values, found["vectors"], leading, rows, lambda z: k**0.5 * (unit(z) - center.to(z)))
+    leading = len(values) - len(solved["outside"])
+    part = squared_part_outside(values, solved["vectors"], leading, rows, lambda z: k**0.5 * (unit(z) - center.to(z)))
     return lambda features, labels: -(k * part(features)).sqrt()
 
 

@@ -153,15 +153,15 @@ def _sole_part(y: Tensor, *, vectors: Tensor, values: Tensor, noise: Tensor) -> 
     return torch.where(sole & (pp > 0), h.square() / torch.where(pp > 0, pp, 1.0), 0.0)
 
 
-def _precise(formula: Callable[..., tuple[Tensor, Tensor]], rows: int, features: int) -> Callable[..., Tensor]:
+def _precise(formula: Callable[..., tuple[Tensor, Tensor]], rows: int, width: int) -> Callable[..., Tensor]:
     """The values of a formula: in float64 if there are few training rows, and for rows with a small `left`."""
 
-    def values(features_: Tensor, *columns: Tensor) -> Tensor:
-        if rows < _FEW * features:
-            return formula(features_.double(), *columns)[0]
-        found, left = formula(features_, *columns)
+    def values(features: Tensor, *columns: Tensor) -> Tensor:
+        if rows < _FEW * width:
+            return formula(features.double(), *columns)[0]
+        scores, left = formula(features, *columns)
         hard = (left < _HARD).nonzero()[:, 0]
-        return found.index_copy(0, hard, formula(features_[hard].double(), *(x[hard] for x in columns))[0])
+        return scores.index_copy(0, hard, formula(features[hard].double(), *(x[hard] for x in columns))[0])
 
     return values
 
