@@ -282,10 +282,10 @@ class Fitter:
         in_sample = "" if self._state.folds else " and `crossfit=0`"
         whose = f"with {each:.3g} rows for each feature{in_sample}, rows that were not fitted on"
         advice = 'Pass `crossfit="auto"`, or fit on more rows' if in_sample else "Fit on more rows"
-        self._warned = warn_far(whose, second.standings(settled, parameters), advice)
+        self._warned = warn_far(whose, second.standings(settled), advice)
         outliers = "A few huge values make σ large: leave those rows out, or use `bayes`, which takes the median"
-        self._warned |= warn_far("typical training rows", second.typical_standings(settled, parameters), outliers)
-        self._id_rows = second.sample(settled, parameters)
+        self._warned |= warn_far("typical training rows", second.typical_standings(settled), outliers)
+        self._id_rows = second.sample(settled)
         for key, spec in self._state.reduced.items():
             if key in parameters:
                 places = [WITNESSES.index(witness) for witness in spec.args[1:]]

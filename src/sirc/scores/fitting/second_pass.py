@@ -116,6 +116,7 @@ class SecondPass:
         self._labelled = counts_classes(evidence_of(map(parse, held_out)))
         self._bank: Reservoir | None = None
         self._sampled = False
+        self._scales: Parameters = {}  # the c of each `vim`, once settled
         self._firsts = {str(spec.args[0]): spec.args[0] for spec in combinations if spec.name == "bayes"}
         self._cast: dict[tuple[torch.device, torch.dtype, int], Parameters] = {}
 
@@ -277,9 +278,10 @@ class SecondPass:
         of a sample and its distance to the quantile that lies σ below a normal mean: a few rows cannot distort them.
         """
         scales, unfit = each_or_why(filter(is_vim, combinations), lambda spec: {"c": self._vim_scale(spec)})
+        self._scales = scales
 
         def spreads(spec: Spec) -> dict[str, Tensor]:
-            spread = [self._center_and_scale(spec, s2, scales) for s2 in spec.args[1:]]
+            spread = [self._center_and_scale(spec, s2) for s2 in spec.args[1:]]
             mu, sigma = (torch.tensor(x, dtype=torch.float64, device="cpu") for x in zip(*spread, strict=True))
             return {"a": mu - 3 * sigma, "b": 1 / sigma}
 
@@ -310,25 +312,25 @@ class SecondPass:
             )
         return (top / norm).reshape(1)
 
-    def _center_and_scale(self, spec: Spec, s2: Spec, parameters: Parameters) -> tuple[float, float]:
+    def _center_and_scale(self, spec: Spec, s2: Spec) -> tuple[float, float]:
         """The μ and σ of an S2 that this combination uses."""
-        return (self._typical if spec.name == "bayes" else self._spread)(spec, s2, parameters)
+        return (self._typical if spec.name == "bayes" else self._spread)(spec, s2)
 
-    def _spread(self, spec: Spec, s2: Spec, parameters: Parameters) -> tuple[float, float]:
+    def _spread(self, spec: Spec, s2: Spec) -> tuple[float, float]:
         """Mean and standard deviation of an S2."""
-        form = _linear_form(s2, parameters)
+        form = self._linear_form(s2)
         outside = self._bank is not None and self._searching & set(form)
         mean, sigma = _moments_of(form, self._moments["outside" if outside else "all"], self._of_all_rows)
-        return self._checked(spec, s2, form, mean, sigma)
+        self._check_spread(spec, s2, mean, sigma)
+        return mean, sigma
 
-    def _checked(
-        self, spec: Spec, s2: Spec, form: Mapping[str, float], mean: float, sigma: float
-    ) -> tuple[float, float]:
+    def _check_spread(self, spec: Spec, s2: Spec, mean: float, sigma: float) -> None:
         if not math.isfinite(mean) or not math.isfinite(sigma):
             raise ValueError(
                 f"`{s2}` must be finite on the training rows for `{spec}`; its mean is {mean}, σ is {sigma}"
             )
-        floor = max([1e-12 * abs(mean), *(abs(c) * self._resolution(name) for name, c in form.items())])
+        form = self._linear_form(s2).items()
+        floor = max([1e-12 * abs(mean), *(abs(c) * self._resolution(name) for name, c in form)])
         if sigma <= floor:
             advice = "fit on more rows"
             if spec.name != "bayes":
@@ -337,48 +339,57 @@ class SecondPass:
                 f"`{s2}` does not vary over the training rows by more than rounding (σ = {sigma:.3g}, of which up to "
                 f"{floor:.3g} is rounding), so `{spec}` has no scale to read it on. Choose another S2, {advice}"
             )
-        return mean, sigma
 
-    def _typical(self, spec: Spec, s2: Spec, parameters: Parameters) -> tuple[float, float]:
+    def _typical(self, spec: Spec, s2: Spec) -> tuple[float, float]:
         """The median of an S2 and its distance to the quantile one σ below; the standard deviation if these two tie."""
-        values = self._sampled_values(s2, parameters)
+        values = self._sampled_values(s2)
         mean, sigma = float(values.mean()), float(values.std(correction=0))
-        self._checked(spec, s2, _linear_form(s2, parameters), mean, sigma)
+        self._check_spread(spec, s2, mean, sigma)
         low, middle = torch.quantile(values, values.new_tensor([_BELOW, 0.5])).tolist()
         return middle, middle - low if middle - low > 1e-6 * sigma else sigma
 
-    def _sampled_values(self, s2: Spec, parameters: Parameters) -> Tensor:
-        form, (_, columns) = _linear_form(s2, parameters), self._rows.rows()
+    def _sampled_values(self, s2: Spec) -> Tensor:
+        form, (_, columns) = self._linear_form(s2), self._rows.rows()
         return columns["values"] @ columns["values"].new_tensor([form.get(name, 0.0) for name in self._terms])
 
-    def sample(self, combinations: Iterable[Spec], parameters: Parameters) -> IdRows:
+    def sample(self, combinations: Iterable[Spec]) -> IdRows:
         """For each `bayes`, log(S1max − S1) and the S2 scores of a sample of training rows."""
         _, columns = self._rows.rows()
         return {
-            str(spec): (columns[str(spec.args[0])], [self._sampled_values(s2, parameters) for s2 in spec.args[1:]])
+            str(spec): (columns[str(spec.args[0])], [self._sampled_values(s2) for s2 in spec.args[1:]])
             for spec in combinations
             if spec.name == "bayes"
         }
 
-    def standings(self, combinations: Iterable[Spec], parameters: Parameters) -> Iterator[Standing]:
+    def standings(self, combinations: Iterable[Spec]) -> Iterator[Standing]:
         """Where the judging rows stand on the scale of each S2."""
         judged = self._moments["judged"]
         for spec in combinations if judged.count else ():
             for s2 in () if is_vim(spec) else spec.args[1:]:
-                form = _linear_form(s2, parameters)
+                form = self._linear_form(s2)
                 if self._folds and self._searching & set(form):  # judging rows may be in the bank
                     continue
-                center, scale = self._center_and_scale(spec, s2, parameters)
+                center, scale = self._center_and_scale(spec, s2)
                 mean, sigma = _moments_of(form, judged, list(self._terms))
                 yield Standing(s2, (mean - center) / scale, sigma / scale, judged.count)
 
-    def typical_standings(self, combinations: Iterable[Spec], parameters: Parameters) -> Iterator[Standing]:
+    def typical_standings(self, combinations: Iterable[Spec]) -> Iterator[Standing]:
         """Where typical training rows stand: far from 0 if a few huge values determine μ and σ of an S2."""
         for spec in combinations:
             for s2 in () if spec.name == "bayes" or is_vim(spec) else spec.args[1:]:
-                mean, sigma = self._spread(spec, s2, parameters)
-                median, below = self._typical(spec, s2, parameters)
+                mean, sigma = self._spread(spec, s2)
+                median, below = self._typical(spec, s2)
                 yield Standing(s2, (median - mean) / sigma, below / sigma, len(self._rows))
+
+    def _linear_form(self, spec: Spec) -> dict[str, float]:
+        """The coefficient of each term of a linear form."""
+        if spec.name != "linear":
+            return {str(spec): 1.0}
+        c = (spec.numbers("c") or (float(self._scales[str(spec)]["c"]),))[0]
+        form = self._linear_form(spec.args[0])
+        for term, weight in self._linear_form(spec.args[1]).items():
+            form[term] = form.get(term, 0.0) + c * weight
+        return form
 
     def _resolution(self, term: str) -> float:
         leaf = self._terms[term]
@@ -420,14 +431,3 @@ def _moments_of(form: Mapping[str, float], moments: Moments, names: Sequence[str
     """Mean and standard deviation of a linear form, from the moments of the terms of these names."""
     weight = moments.mean.new_tensor([form.get(name, 0.0) for name in names])
     return float(weight @ moments.mean), float((weight @ moments.covariance @ weight).clamp_min(0).sqrt())
-
-
-def _linear_form(spec: Spec, parameters: Parameters) -> dict[str, float]:
-    """The coefficient of each term of a linear form."""
-    if spec.name != "linear":
-        return {str(spec): 1.0}
-    c = (spec.numbers("c") or (float(parameters[str(spec)]["c"]),))[0]
-    form = _linear_form(spec.args[0], parameters)
-    for term, weight in _linear_form(spec.args[1], parameters).items():
-        form[term] = form.get(term, 0.0) + c * weight
-    return form
