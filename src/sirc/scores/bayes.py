@@ -153,7 +153,7 @@ def claim(log_gap_of_uniform: float, classes: int) -> tuple[float, float]:
     return most - log_gap_of_uniform, most
 
 
-def doubt(log_gap: Tensor, claimed: Sequence[float]) -> Tensor:
+def claimed_odds(log_gap: Tensor, claimed: Sequence[float]) -> Tensor:
     """The claimed probability of error as log odds.
 
     If an S1 is lower than at a uniform softmax (`gen` with more than m classes), the log odds rise with log(S1max − S1)
@@ -168,7 +168,7 @@ def doubt(log_gap: Tensor, claimed: Sequence[float]) -> Tensor:
 def error_odds(log_gap: Tensor, claimed: Sequence[float], calibration: Sequence[float]) -> Tensor:
     """The log odds of an error: the claimed ones, with the offset and slope fitted on validation data."""
     offset, slope = calibration
-    return constant(offset, log_gap) + constant(slope, log_gap) * doubt(log_gap, claimed)
+    return constant(offset, log_gap) + constant(slope, log_gap) * claimed_odds(log_gap, claimed)
 
 
 def log_u(log_gap: Tensor, claimed: Sequence[float], calibration: Sequence[float]) -> Tensor:

@@ -230,15 +230,14 @@ def bayes(
     −log([(β−R)u + (1−α)(1−β−R)/α·g]/(1 − u)), the order of least AURR where the risk R of what is accepted is `risk`.
     If risks are small, R = 0 is good enough.
     """
-    for name, value in (("alpha", alpha), ("beta", beta), ("risk", risk)):
-        check_fraction(name, value)
+    alpha, beta, risk = (check_fraction(*given) for given in (("alpha", alpha), ("beta", beta), ("risk", risk)))
     if not alpha:
         raise ValueError("`alpha`, the share of ID input, must be above 0: without ID input there is nothing to accept")
     check_choice("metric", metric, ("aurc", "aurr"))
     u, g = _columns(log_u, log_g, name="`log_u` and `log_g`")
     if metric == "aurc":
-        return least_aurc(u, g, float(alpha), float(beta))
-    return least_aurr(u, g, float(alpha), float(beta), float(risk))
+        return least_aurc(u, g, alpha, beta)
+    return least_aurr(u, g, alpha, beta, risk)
 
 
 def sirc_literal(s1: ArrayLike, s2: ArrayLike, a: float, b: float, s1_max: float) -> Tensor:

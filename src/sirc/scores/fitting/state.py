@@ -23,7 +23,7 @@ from sirc.scores.evaluator import needed_leaves
 from sirc.scores.fitting.row_marks import empty_sample, mark_rows
 from sirc.scores.fitting.rows import RowBuffer, checksums
 from sirc.scores.fitting.second_pass import check_bank, each_or_why, evidence_of, fitted_combinations, fitted_terms
-from sirc.scores.fitting.unfit import HEAD_WAY, missing_labels
+from sirc.scores.fitting.unfit import HEAD_ADVICE, missing_labels
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, part_of, under
 from sirc.scores.scorer import check_features, check_specs, learns
@@ -59,7 +59,7 @@ class FitState:
         one_pass: bool = False,
         reduced: Mapping[str, Spec] | None = None,
     ) -> None:
-        check_type("head", head, Head | None, "a `sirc.Head`", HEAD_WAY)
+        check_type("head", head, Head | None, "a `sirc.Head`", HEAD_ADVICE)
         self.head = head
         self.crossfit = check_crossfit(crossfit)
         self.one_pass = one_pass

@@ -181,7 +181,7 @@ class Tuning:
         parts = {name: column.gap_and_others(spec) for name, column in columns.items()}
         calibration = (0.0, 1.0)
         if self.val is not None:
-            calibration = calibrate(bayes.doubt(parts["val"][0], claimed), ~self.val.correct)
+            calibration = calibrate(bayes.claimed_odds(parts["val"][0], claimed), ~self.val.correct)
         numbers: _Numbers = {"claim": claimed, "calibration": calibration}
         parts.setdefault("val", id_rows)
         log_u = {name: bayes.log_u(gap, claimed, calibration) for name, (gap, _) in parts.items()}

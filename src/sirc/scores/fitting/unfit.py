@@ -14,7 +14,7 @@ from sirc.scores.needs import Needs
 from sirc.scores.scorer import missing_features
 from sirc.scores.spec import Spec, parse
 
-HEAD_WAY = "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(layer.weight, layer.bias)`"
+HEAD_ADVICE = "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(layer.weight, layer.bias)`"
 
 
 def unmet(
@@ -33,7 +33,7 @@ def unmet(
 
     if needs.head and not head:
         needed = f"`head` is needed for {_quoted(needs.head)}: the weight and bias of the final linear layer"
-        note(needs.head, f"{needed}. {HEAD_WAY}")
+        note(needs.head, f"{needed}. {HEAD_ADVICE}")
     if needs.val and not val:
         note(
             needs.val,
