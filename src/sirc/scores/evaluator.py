@@ -156,13 +156,12 @@ class Evaluator:
         blocks: list[slice | None] = [None]
         if not tracing and self._num_rows > rows:
             blocks = [slice(at, min(self._num_rows, at + rows)) for at in range(0, self._num_rows, rows)]
-        columns: list[list[Tensor]] = [[] for _ in wanted]
+        parts = []
         for here in blocks:
             block = features if features is None or here is None else features[here]
             block = None if block is None else block.to(working_dtype(block.dtype))
-            for column, read in zip(columns, wanted, strict=True):
-                column.append(self._compute(*read, here, block))
-        for column, (leaf, quantity) in zip(columns, wanted, strict=True):
+            parts.append([self._compute(*read, here, block) for read in wanted])
+        for (leaf, quantity), column in zip(wanted, zip(*parts, strict=True), strict=True):
             # `cat` copies, even a single block: a score may return a view of its input.
             self._known[str(leaf), quantity] = column[0] if tracing else torch.cat(column)
 

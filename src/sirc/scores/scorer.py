@@ -176,14 +176,8 @@ class Scorer:
         if outputs.device.type == "mps":
             raise ValueError('scores are computed in float64, which this device lacks: pass `outputs.to("cpu")`')
         check_features(self._parsed.values(), outputs)
-        for kind, fitted, got in (
-            ("logits", self.num_classes, outputs.num_classes),
-            ("features", self.num_features, outputs.num_features),
-        ):
-            if fitted is not None and got is not None and fitted != got:
-                raise ValueError(
-                    f"this scorer was fitted on outputs with {fitted} {kind}; got {got}. Are they from the same model?"
-                )
+        rule = "the outputs must be of the model that the scorer was fitted for"
+        check_sizes(rule, outputs, self.num_classes, self.num_features)
 
     def only(self, specs: str | Sequence[str]) -> Scorer:
         """The same fit with only some of its specs, or of the scores inside them."""
@@ -339,6 +333,14 @@ def check_features(specs: Iterable[Spec], outputs: Outputs) -> None:
     """Require features if some scores read them."""
     if outputs.features is None and (reading := reads_features(specs)):
         raise ValueError(missing_features(reading))
+
+
+def check_sizes(rule: str, outputs: Outputs, num_classes: int | None, num_features: int | None) -> None:
+    """Require as many classes and features as the training rows had; an error starts with the `rule`."""
+    sizes = {"classes": (num_classes, outputs.num_classes), "features": (num_features, outputs.num_features)}
+    for what, (fitted, got) in sizes.items():
+        if None not in (fitted, got) and fitted != got:
+            raise ValueError(f"{rule}, with {fitted} {what}; got {got}. Did you swap files?")
 
 
 def missing_features(leaves: Iterable[Spec]) -> str:

@@ -319,9 +319,8 @@ class FitState:
 
     def solve_without(self, fold: int, val: Outputs | None) -> tuple[Parameters, dict[Spec, str]]:
         """The parameters of scores that need folds, fitted without one fold, and why some have none."""
-        parameters, unfit = each_or_why(
-            self.crossfitted, partial(solve, evidence=self.evidence(val, without_fold=fold))
-        )
+        solve_rest = partial(solve, evidence=self.evidence(val, without_fold=fold))
+        parameters, unfit = each_or_why(self.crossfitted, solve_rest)
         advice = f"Cross-fitting leaves one of {self.folds} folds out; `crossfit=0` leaves none"
         return parameters, {leaf: f"{why}. {advice}" for leaf, why in unfit.items()}
 

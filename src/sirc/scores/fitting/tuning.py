@@ -29,7 +29,7 @@ from sirc.scores.fitting.second_pass import IdRows, each_or_why
 from sirc.scores.id_quantiles import id_quantiles
 from sirc.scores.moments import Parameters
 from sirc.scores.needs import Needs
-from sirc.scores.scorer import Scorer, check_values, missing_features
+from sirc.scores.scorer import Scorer, check_sizes, check_values, missing_features
 from sirc.scores.spec import Spec
 
 _Numbers: TypeAlias = dict[str, Tensor | Sequence[float]]
@@ -91,15 +91,7 @@ class Tuning:
         for name, rows in self.sets.items():
             if rows.num_features is None and (reading := reads_features(specs)):
                 raise ValueError(f"`{name}`: {missing_features(reading)}")
-            for what, fitted, given in (
-                ("classes", classes, rows.num_classes),
-                ("features", features, rows.num_features),
-            ):
-                if None not in (fitted, given) and fitted != given:
-                    raise ValueError(
-                        f"`{name}` must be of the same model as `train`, with {fitted} {what}; got {given}. "
-                        "Did you swap files?"
-                    )
+            check_sizes(f"`{name}` must be of the same model as `train`", rows, classes, features)
 
     def options(self, specs: Sequence[Spec]) -> Parameters:
         """The options of scores that are tuned on validation rows; those given in a spec are not tuned."""
