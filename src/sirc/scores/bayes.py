@@ -20,7 +20,7 @@ KNOTS = (-4.0, -2.0, 0.0, 1.0, 2.0, 4.0)
 """Where the slope of log g may change: standard deviations from the mean, towards OOD."""
 _MEAN_TO_A = 3.0  # a = μ − 3σ
 _TILT = 1e-6  # the slope of log g against log u, just large enough to keep sure rows apart in float64
-# In `witnessed_log_g`: the largest p of one witness, and of all together; δ; the log of the largest ratio; η.
+# In `witnessed_log_g`: the largest p, the largest sum of all p, δ, the exponent of e³, and η.
 _RESPONSE, _RESPONSES, _SHIFT, _MOST, _POWER = 0.25, 1.2, 1.0, 3.0, 0.4
 STAGES = 32
 """The number of equal parts of ID✓ into which `aurr_stages` cuts the order."""
@@ -93,7 +93,8 @@ def aurr_stages(
         count = 1 + int((recalls[:-1] < stage / STAGES * float(right.sum())).sum())
         joined, left, level = left[order[:count]], left[order[count:]], float(dear[count - 1])
         mark = level
-        if levels:  # a row is so far above the last level by the last costs, and so far below this level by the new
+        if levels:
+            # From the last level to a row by the costs of that stage, and on to this level by the costs of this one.
             reach = float(((before[order[:count]] - levels[-1]) + (level - dear[:count])).nanmedian())
             mark = marks[-1] + (max(reach, _LEAST_REACH) if math.isfinite(reach) else _LEAST_REACH)
         risks.append(risk)
