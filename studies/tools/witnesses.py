@@ -152,7 +152,7 @@ def witnessed(
     claimed = (0.0, math.log1p(-1 / float(network.train["classes"][0])))
     calibration = (0.0, 1.0)
     if calibrated or learn is not None:
-        calibration = calibrate(bayes.doubt(network.val["log_gap"], claimed), network.val["correct"] == 0)
+        calibration = calibrate(bayes.claimed_odds(network.val["log_gap"], claimed), network.val["correct"] == 0)
     id_rows = network.train if calibration == (0.0, 1.0) else network.val
 
     def u_and_away(rows: Columns) -> tuple[Tensor, list[Tensor]]:

@@ -198,7 +198,7 @@ def several():
     surrogate = sirc.fit(TUNED, train, head=head, val=val)
     surrogate.parameters["max_logit_pnorm"] = {"p": torch.tensor([0.0]), "p_bounded": torch.tensor([3.0])}
     learnt = sirc.fit("bayes(gen, l1)", train, head=head, val=val, ood=ood)
-    with pytest.warns(sirc.errors.DataWarning, match="`scod` does with fewer witnesses"):
+    with pytest.warns(sirc.errors.DataWarning, match="`scod` uses fewer witnesses"):
         reduced = sirc.fit("scod", sirc.Outputs(train.logits, train.features))
     return [(scorer, spec) for scorer in (surrogate, learnt, reduced) for spec in scorer.specs], outputs(40, 0.8)
 

@@ -122,7 +122,7 @@ def test_it_says_what_the_scorer_says(model, scorer, head, spec):
 
 @pytest.mark.parametrize("given", [True, False], ids=["all", "reduced"])
 def test_a_scod_decides_and_is_saved_with_the_witnesses_that_it_has(model, train, val, head, given, tmp_path):
-    told = nullcontext() if given else pytest.warns(sirc.errors.DataWarning, match="`scod` does with fewer witnesses")
+    told = nullcontext() if given else pytest.warns(sirc.errors.DataWarning, match="`scod` uses fewer witnesses")
     with told:
         fitted = sirc.fit(["scod", "scod(alpha=0.9)", "msp"], train, head=head if given else None)
     made = SelectiveClassifier(model, fitted, "scod", head=head).calibrate(val, recall=0.8)

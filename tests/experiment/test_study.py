@@ -394,7 +394,7 @@ def test_by_default_scod_is_evaluated_with_what_the_arrays_allow(arrays, command
         np.savez("logits.npz", **{name: train[name] for name in ("logits", "labels")})
     found, err = scores("--train", "headless.npz", "--id", "test.npz")
     assert set(DEFAULT_SPECS) - found == {"residual", "vim", *(f"sirc({s1}, residual)" for s1 in FIRSTS)}
-    assert "`scod` does with fewer witnesses: `residual`, `vim`: `head` is needed" in " ".join(err.split())
+    assert "`scod` uses fewer witnesses: `residual`, `vim`: `head` is needed" in " ".join(err.split())
     found, err = scores("--train", "logits.npz", "--id", "test.npz")
     assert "scod" in found
     assert "features are needed for" in " ".join(err.split())

@@ -226,7 +226,7 @@ def heard(folder, world):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`scod` does with fewer witnesses")
+@pytest.mark.filterwarnings("ignore:`scod` uses fewer witnesses")
 @pytest.mark.parametrize(("world", "case"), FITTED)
 def test_processes_together_fit_what_one_fits(folder, case, world):
     one = run(case, folder, shared=False)

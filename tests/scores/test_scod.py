@@ -82,14 +82,14 @@ def test_every_spelling_has_one_canonical_text(text, canonical):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("scod(msp)", "`scod` is a score of its own and takes no other specs; got `scod(msp)`"),
+        ("scod(msp)", "`scod` is a single score and takes no other specs, in `scod(msp)`"),
         ("scod(msp, l1)", "takes no other specs"),
         ("scod(metric=auc)", "`metric` must be aurc or aurr; got `auc` in `scod(metric=auc)`"),
         ("scod(alpha=0)", "`alpha` of `scod` must be"),
         ("scod(alpha=(0.1, 0.2))", "`alpha` of `scod` must be one number"),
         ("scod(alpha=2)", "got 2.0 in `scod(alpha=2)`"),
         ("scod(beta=-1)", "`beta` of `scod` must be"),
-        ("scod(k=3)", "has no parameter `k` (in `scod(k=3)`): it takes alpha=, beta=, metric="),
+        ("scod(k=3)", "has no parameter `k`, in `scod(k=3)`. It takes alpha=, beta=, metric="),
         ("scod(a=1)", "has no parameter `a`"),
         ("scodd", "Did you mean `scod`?"),
         ("sirc(msp, scod)", "would have to be fitted before this S2 could be"),
@@ -181,11 +181,11 @@ def test_it_does_with_the_witnesses_that_the_data_allow(train, head, left, words
         fitter = sirc.Fitter("scod", head=head, one_pass=step == "one pass")
         for part in train.batches(90):
             fitter.update(part)
-        with pytest.warns(DataWarning, match="`scod` does with fewer witnesses") as caught:
+        with pytest.warns(DataWarning, match="`scod` uses fewer witnesses") as caught:
             scorer = fitter.finish(None if step == "one pass" else train)
         (told,) = (str(w.message) for w in caught)
     assert places(scorer) == left
-    assert told.startswith("`scod` does with fewer witnesses: ")
+    assert told.startswith("`scod` uses fewer witnesses: ")
     assert re.search(words, told)
     lacking = {str(WITNESSES[place]) for place in set(range(6)) - set(left)}
     assert all(f"`{name}`" in told for name in lacking)

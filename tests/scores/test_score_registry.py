@@ -172,7 +172,10 @@ def test_specs_of_a_new_combination_are_checked(least, text, words):
         (lambda: sirc.scores.combination()(named("msp", lambda *v: v)), "`msp` is a name of the grammar already"),
         (lambda: sirc.scores.combination()(named("sirc", lambda *v: v)), "`sirc` is a name of the grammar already"),
         (lambda: sirc.scores.combination()(named("mine", lambda one: one)), "combination `mine` is called as (x1, x2)"),
-        (lambda: sirc.scores.combination()(named("mine", lambda *v, c="x": v)), "must be a number of its own"),
+        (
+            lambda: sirc.scores.combination()(named("mine", lambda *v, c="x": v)),
+            "must be numbers, and none may be called a or b",
+        ),
         (lambda: sirc.scores.combination(bounded_first=True)(named("mine", lambda g, o: g)), "(x1, x2, x3, x4)"),
     ],
 )

@@ -165,9 +165,9 @@ def test_an_unfitted_score_says_how_to_fit_it(spec):
 
 
 def test_outputs_of_another_model_are_refused(fitted):
-    with pytest.raises(ValueError, match="this scorer was fitted on outputs with 5 logits; got 4"):
+    with pytest.raises(ValueError, match="the model that the scorer was fitted for, with 5 classes; got 4"):
         fitted(sirc.Outputs(LOGITS[:, :4], Z))
-    with pytest.raises(ValueError, match="fitted on outputs with 8 features; got 7"):
+    with pytest.raises(ValueError, match="the scorer was fitted for, with 8 features; got 7"):
         fitted(sirc.Outputs(LOGITS, Z[:, :7]))
     with pytest.raises(ValueError, match=r"features are needed for `l1`, .*; these outputs have none"):
         fitted(sirc.Outputs(LOGITS))

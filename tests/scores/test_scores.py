@@ -510,7 +510,7 @@ def test_a_registered_score_may_be_fitted_and_bounded(scratch_registry, data):
         ),
         (
             {"needs": "logits", "solve": lambda evidence: {}},
-            r"score `toy` has a `solve` and must take what it finds after a `\*`, without a default, as in `def toy",
+            r"score `toy` has a `solve`, so it must take the fitted parameters after a `\*`, without a default",
         ),
     ],
 )

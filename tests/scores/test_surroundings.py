@@ -101,9 +101,9 @@ def test_workers_that_do_not_belong_together_do_not_merge():
     def worker(head=HEAD, specs="sirc(msp, residual, react)", **index):
         return sirc.Fitter(specs, head=head).update(TRAIN, **index)
 
-    with pytest.raises(ValueError, match="the same head; one has none, or their weights differ"):
+    with pytest.raises(ValueError, match="they have the same head; these have different weights, or one has none"):
         worker().merge(worker(sirc.Head(WEIGHT + 1, BIAS)))
-    with pytest.raises(ValueError, match="each row came with its place in the dataset"):
+    with pytest.raises(ValueError, match="each row came with its dataset index"):
         worker().merge(worker())
     worker(index=range(240)).merge(worker(index=np.arange(240, 480)))
 

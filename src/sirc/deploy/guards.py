@@ -179,7 +179,7 @@ def guard(
     place = next(network.parameters(), rows.logits).device
     with warnings.catch_warnings():
         if ensemble:  # a remark says the same
-            fewer = "`scod` does with fewer witnesses: `residual`, `vim`: `head`"
+            fewer = "`scod` uses fewer witnesses: `residual`, `vim`: `head`"
             warnings.filterwarnings("ignore", fewer, DataWarning)
         scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
     made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)

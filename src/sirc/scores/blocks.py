@@ -1,4 +1,4 @@
-"""Helpers of formulas: blocks of rows, the working type of formulas, constants of a traced graph."""
+"""Helpers of formulas: blocks of rows, their working type, constants of traced graphs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-# Elements of one block: on a CPU it fits the cache together with a few temporaries; elsewhere it fills the device.
+# Elements of one block: on a CPU, block and temporaries fit the cache; elsewhere, a block fills the device.
 _BLOCK = {"cpu": 1 << 17}
 _BLOCK_ELSEWHERE = 1 << 24
 # The same for a product of matrices, which is faster the larger it is.
@@ -20,11 +20,11 @@ def row_blocks(logits: Tensor) -> Iterator[slice]:
 
 
 def by_rows(formula: Callable[..., Tensor], *columns: Tensor, product: int | None = None) -> Tensor:
-    """`formula(*columns)`, computed on blocks of rows; the rows of its result are along the last dimension.
+    """`formula(*columns)`, computed on blocks of rows; the rows are the last dimension of the result.
 
     The formula's temporaries are as wide as the first column, or they are matrix products with `product` columns.
     """
-    if torch.compiler.is_compiling():  # the graph of a deployed score is for batches of any size
+    if torch.compiler.is_compiling():  # a graph takes batches of any size
         return formula(*columns)
     first = columns[0]
     blocks = list(row_blocks(first) if product is None else _slices(len(first), _PRODUCT // product))
@@ -40,7 +40,7 @@ def _slices(n: int, rows: int) -> Iterator[slice]:
 
 
 def constant(value: float, like: Tensor) -> Tensor | float:
-    """A number for a float64 formula: a tensor while tracing, as the ONNX exporter rounds plain numbers to float32."""
+    """A number of a float64 formula: a tensor while tracing, as the ONNX exporter rounds plain numbers to float32."""
     if torch.compiler.is_compiling():
         return like.new_tensor(value, dtype=torch.float64)
     return value
@@ -53,5 +53,5 @@ def unit(rows: Tensor) -> Tensor:
 
 
 def working_dtype(given: torch.dtype) -> torch.dtype:
-    """The working type, in which formulas receive logits and features: float64 stays, all others become float32."""
+    """The type in which formulas receive logits and features: float64 stays, all others become float32."""
     return torch.float64 if given == torch.float64 else torch.float32

@@ -1,4 +1,4 @@
-"""Combinations of scores: SIRC, additive, Bayes, linear and product, from the values of their parts."""
+"""Combinations of scores: SIRC, additive, Bayes, linear and product, computed from the values of their parts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lowness(others: Sequence[Tensor], a: Sequence[float], b: Sequence[float]) ->
 
 
 def additive(log_gap: Tensor, others: Sequence[Tensor], kappa: float, a: Sequence[float], b: Sequence[float]) -> Tensor:
-    """−log[(S1max − S1) + κ Σ exp(−b(S2 − a))]: the order of minus that sum, without overflow."""
+    """−log[(S1max − S1) + κ Σ exp(−b(S2 − a))], computed without overflow."""
     total = log_gap
     for low in lowness(others, a, b):
         total = bayes.log_add(total, math.log(kappa) + low)
@@ -54,7 +54,7 @@ def product(*values: Tensor) -> Tensor:
 
 
 def with_bounded_first(spec: Spec, log_gap: Tensor, others: Sequence[Tensor], parameters: AnyParameters) -> Tensor:
-    """The value of a `sirc`, `additive`, `bayes` or similar, from log(S1max − S1) and the values of its S2 scores."""
+    """The value of a combination with a bounded first score, from log(S1max − S1) and the values of its S2 scores."""
     a, b = (parameter(spec, key, parameters) for key in "ab")
     if (formula := COMBINATIONS[spec.name].compute) is not None:
         return formula(log_gap, others, a, b, **own_numbers(spec))
@@ -66,7 +66,7 @@ def with_bounded_first(spec: Spec, log_gap: Tensor, others: Sequence[Tensor], pa
 
 
 def _bayes(spec: Spec, log_gap: Tensor, lows: Sequence[Tensor], parameters: AnyParameters) -> Tensor:
-    """The value of a `bayes` by the rule that its fitted parameters are of: earlier versions had others."""
+    """The value of a `bayes`. Which parameters it has says which version fitted it, and so by which rule."""
     alpha, beta = (parameter(spec, key, parameters)[0] for key in ("alpha", "beta"))
     fitted = {key: parameter(spec, key, parameters) for key in parameters[str(spec)]}
     claim, calibration = (parameter(spec, key, parameters) for key in ("claim", "calibration"))
@@ -88,9 +88,8 @@ def _bayes(spec: Spec, log_gap: Tensor, lows: Sequence[Tensor], parameters: AnyP
 
 
 def own_numbers(spec: Spec) -> dict[str, float]:
-    """The parameters, given or default, of a combination that was registered with `combination`."""
-    names = [key for key in COMBINATIONS[spec.name].keywords if key not in ("a", "b")]
-    return {key: parameter(spec, key, {})[0] for key in names}
+    """The parameters of a combination that was registered with `combination`, other than a and b."""
+    return {key: parameter(spec, key, {})[0] for key in COMBINATIONS[spec.name].keywords if key not in ("a", "b")}
 
 
 def parameter(spec: Spec, key: str, parameters: AnyParameters) -> Sequence[float]:

@@ -1,8 +1,9 @@
-"""The evaluator of specs: values, confidences and their parts on one batch of rows."""
+"""Evaluator of specs: values, confidences and their parts for one batch of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias, final
 
 import torch
@@ -17,10 +18,10 @@ from sirc.scores.spec import COMBINATIONS, Spec
 # Bytes of one block of features in float64: a score's temporaries stay small, however many rows there are.
 _BLOCK = {"cpu": 1 << 25}
 _BLOCK_ELSEWHERE = 1 << 29
-_BOUNDED = "_bounded"  # suffix of an option that was tuned for a score as the S1 of a combination
+_BOUNDED = "_bounded"  # suffix of an option that was tuned separately for the S1 of a combination
 
 Quantity: TypeAlias = Literal["plain", "plain as S1", "log gap"]
-"""What a leaf is evaluated to: its plain value, that value with its options as an S1, or log(S1max − S1)."""
+"""What a leaf is evaluated to: its plain value, its plain value with the options of an S1, or log(S1max − S1)."""
 
 Read: TypeAlias = tuple[Spec, Quantity]
 
@@ -29,12 +30,13 @@ Read: TypeAlias = tuple[Spec, Quantity]
 class Evaluator:
     """Evaluates specs on rows of logits and features; every result is a 1-D float64 tensor.
 
-    One pass over the logits serves all scores of the softmax. Scores that read whole arrays share one pass over blocks
-    of rows, made at once for all `reads`: what `array_reads` finds in the specs to be evaluated.
+    One pass over the logits serves all scores of the softmax. Scores that read the logits or features themselves share
+    one pass over blocks of rows. It is made by the constructor, for all `reads`: those that `array_reads` finds in the
+    specs to be evaluated.
 
     `parameters` are by spec; those of leaves must have the features' device and working type (`working_dtype`).
-    `logits` may be None if no spec reads more of them than the `softmax` summary. `held_out` has functions, by spec,
-    that score training rows in place of the plain scores; they also get the `labels`.
+    `logits` may be None if the `softmax` summary is given and no spec reads more. `held_out` has functions, by spec,
+    that replace the plain values of scores on training rows; they also receive the `labels`.
     """
 
     def __init__(
@@ -74,20 +76,24 @@ class Evaluator:
         if spec.is_leaf:
             return self._leaf(spec, "plain")
         if spec.has_bounded_first:
-            gap, others = self.log_gap(spec.args[0]), self._others(spec)
-            return _column(spec, combine.with_bounded_first(spec, gap, others, self._parameters), self._num_rows)
+            values = combine.with_bounded_first(spec, *self.gap_and_others(spec), self._parameters)
+            return _column(spec, values, self._num_rows)
         if spec.name == "both":
             return least_quantile([self.confidence(arg) for arg in spec.args], self._knots(spec))
-        values = [self.value(arg) for arg in spec.args]
+        parts = [self.value(arg) for arg in spec.args]
         if (formula := COMBINATIONS[spec.name].compute) is not None:
-            return _column(spec, formula(*values, **combine.own_numbers(spec)), self._num_rows)
+            return _column(spec, formula(*parts, **combine.own_numbers(spec)), self._num_rows)
         if spec.name == "product":
-            return combine.product(*values)
-        return combine.linear(values[0], values[1], combine.parameter(spec, "c", self._parameters)[0])
+            return combine.product(*parts)
+        return combine.linear(parts[0], parts[1], combine.parameter(spec, "c", self._parameters)[0])
 
     def log_gap(self, leaf: Spec) -> Tensor:
         """log(S1max − S1) of a bounded leaf."""
         return self._leaf(leaf, "log gap")
+
+    def gap_and_others(self, spec: Spec) -> tuple[Tensor, list[Tensor]]:
+        """log(S1max − S1) of the first score of a combination, and the plain values of the others."""
+        return self.log_gap(spec.args[0]), [self.value(other) for other in spec.args[1:]]
 
     def confidence(self, spec: Spec) -> Tensor:
         """What a scorer returns: −log(S1max − S1) for a score whose values tie near S1max, else the plain value."""
@@ -96,29 +102,28 @@ class Evaluator:
     def parts(self, spec: Spec) -> tuple[Tensor, Tensor]:
         """The softmax's part of a confidence, and what the features subtract: confidence = part − subtracted.
 
-        For `sirc`, `additive` and `bayes` the softmax's part is the confidence of a row whose S2 scores show no sign of
-        OOD: −log(S1max − S1) for `sirc` and `additive`. Any other spec has only one part: the features' if it reads
-        them, else the softmax's.
+        For `sirc`, `additive` and `bayes`, the softmax's part is the confidence of a row that looks like ID to every
+        S2: −log(S1max − S1) for `sirc` and `additive`. Any other spec has only one part, that of the features if it
+        reads them.
         """
         confidence = self.confidence(spec)
         if spec.has_bounded_first:
-            infinite = torch.full_like(confidence, torch.inf)
-            others = [infinite] * (len(spec.args) - 1)
+            others = [torch.full_like(confidence, torch.inf)] * (len(spec.args) - 1)
             first = combine.with_bounded_first(spec, self.log_gap(spec.args[0]), others, self._parameters)
             return first, first - confidence
         nothing = torch.zeros_like(confidence)
         return (nothing, -confidence) if reads_features([spec]) else (confidence, nothing)
 
     def ood_terms(self, spec: Spec) -> dict[str, Tensor]:
-        """softplus(b(a − S2)) for each S2 of a `sirc`, `additive` or `bayes`: how much the row looks like OOD to it."""
+        """softplus(b(a − S2)) for each S2 of a `sirc`, `additive` or `bayes`: how much the row looks OOD to this S2."""
         if not spec.has_bounded_first:
             return {}
         a, b = (combine.parameter(spec, key, self._parameters) for key in "ab")
-        lows = combine.lowness(self._others(spec), a, b)
+        lows = combine.lowness(self.gap_and_others(spec)[1], a, b)
         return {str(other): softplus(low) for other, low in zip(spec.args[1:], lows, strict=True)}
 
     def plane(self, spec: Spec) -> dict[str, Tensor]:
-        """Of a `sirc(S1, S2)`: the plain `s1`, with its options as an S1, the plain `s2`, and the `log_gap`."""
+        """For `sirc(S1, S2)`: the plain `s1`, with its options as an S1, the plain `s2`, and the `log_gap`."""
         first, second = spec.args
         return {"s1": self._leaf(first, "plain as S1"), "s2": self.value(second), "log_gap": self.log_gap(first)}
 
@@ -127,15 +132,10 @@ class Evaluator:
         self._parameters = {**self._parameters, str(spec): parameters}
 
     def _knots(self, spec: Spec) -> list[tuple[Tensor, Tensor]]:
-        found = self._parameters[str(spec)]
-
-        def column(name: str) -> Tensor:
-            return torch.as_tensor(found[name], dtype=torch.float64, device=self._device)
-
-        return [(column(f"score_{place}"), column(f"level_{place}")) for place, _ in enumerate(spec.args, start=1)]
-
-    def _others(self, spec: Spec) -> list[Tensor]:
-        return [self.value(other) for other in spec.args[1:]]
+        """The scores and the levels of the knots of each part of a `both`."""
+        as_column = partial(torch.as_tensor, dtype=torch.float64, device=self._device)
+        stored, places = self._parameters[str(spec)], range(1, len(spec.args) + 1)
+        return [(as_column(stored[f"score_{place}"]), as_column(stored[f"level_{place}"])) for place in places]
 
     def _leaf(self, leaf: Spec, quantity: Quantity) -> Tensor:
         key = str(leaf), quantity
@@ -146,28 +146,27 @@ class Evaluator:
         return self._known[key]
 
     def _read_arrays(self, wanted: Sequence[Read]) -> None:
-        """Compute leaves that read the logits or the features, in one pass over blocks of rows."""
+        """Compute and cache leaves that read the logits or the features, in one pass over blocks of rows."""
         if not wanted:
             return
         features = self._features if any("features" in registry.get(leaf.name).needs for leaf, _ in wanted) else None
         width = max(array.shape[1] for array in (self._logits, features) if array is not None)
         rows = max(1, _BLOCK.get(self._device.type, _BLOCK_ELSEWHERE) // (8 * width))
-        whole = torch.compiler.is_compiling()  # a traced graph takes batches of any size, so it has no blocks
+        tracing = torch.compiler.is_compiling()  # a graph takes batches of any size, so it has no blocks
         blocks: list[slice | None] = [None]
-        if not whole and self._num_rows > rows:
+        if not tracing and self._num_rows > rows:
             blocks = [slice(at, min(self._num_rows, at + rows)) for at in range(0, self._num_rows, rows)]
-        columns: list[list[Tensor]] = [[] for _ in wanted]
+        parts = []
         for here in blocks:
             block = features if features is None or here is None else features[here]
             block = None if block is None else block.to(working_dtype(block.dtype))
-            for column, (leaf, quantity) in zip(columns, wanted, strict=True):
-                column.append(self._compute(leaf, quantity, here, block))
-        for column, (leaf, quantity) in zip(columns, wanted, strict=True):
+            parts.append([self._compute(*read, here, block) for read in wanted])
+        for (leaf, quantity), column in zip(wanted, zip(*parts, strict=True), strict=True):
             # `cat` copies, even a single block: a score may return a view of its input.
-            self._known[str(leaf), quantity] = column[0] if whole else torch.cat(column)
+            self._known[str(leaf), quantity] = column[0] if tracing else torch.cat(column)
 
     def _compute(self, leaf: Spec, quantity: Quantity, rows: slice | None, features: Tensor | None) -> Tensor:
-        """A leaf by its registered formula, on all rows or a slice of them."""
+        """The registered formula of a leaf, on all rows or a slice of them."""
         score = registry.get(leaf.name)
         formula = score.log_gap if quantity == "log gap" else score.compute
         assert formula is not None
@@ -202,7 +201,7 @@ def ranks_by_gap(spec: Spec) -> bool:
 
 
 def _column(spec: Spec, values: object, n: int) -> Tensor:
-    """What a registered function returned for `n` rows, in float64."""
+    """The result of a registered function for `n` rows, in float64."""
     if isinstance(values, Tensor) and values.shape == (n,):
         return values.double()
     kind = "score" if spec.is_leaf else "combination"
@@ -213,7 +212,7 @@ def _column(spec: Spec, values: object, n: int) -> Tensor:
 def keywords(leaf: Spec, parameters: Mapping[str, Any], *, as_s1: bool = False) -> dict[str, Any]:
     """The keyword arguments of a leaf's formula: its options (given, tuned or default) and its fitted parameters.
 
-    With `as_s1`, options that were tuned separately for the S1 of a combination have those values.
+    `as_s1` chooses the values of options that were tuned separately for the S1 of a combination.
     """
     defaults = registry.get(leaf.name).options
     arguments: dict[str, Any] = {**defaults, **leaf.options, **parameters}
@@ -225,13 +224,13 @@ def keywords(leaf: Spec, parameters: Mapping[str, Any], *, as_s1: bool = False) 
 
 
 def option_of(leaf: Spec, parameter: str) -> str | None:
-    """The option that was tuned under this name; None if the name is that of a fitted parameter."""
+    """The option that a tuned number belongs to; None for the name of a fitted parameter."""
     option = parameter.removesuffix(_BOUNDED)
     return option if option in registry.get(leaf.name).options else None
 
 
 def needed_leaves(specs: Iterable[Spec]) -> list[Spec]:
-    """The distinct leaves inside some specs and the scores that they need, each after those it needs."""
+    """The distinct leaves inside some specs, and the scores that they need; each comes after those that it needs."""
     return list({str(leaf): leaf for leaf, _ in _leaf_quantities(specs)}.values())
 
 
@@ -251,7 +250,7 @@ def array_reads(specs: Iterable[Spec]) -> list[Read]:
 
 
 def _leaf_quantities(specs: Iterable[Spec]) -> list[Read]:
-    """The leaves inside some specs and what each is evaluated to; each comes after the scores that it needs."""
+    """The leaves of `needed_leaves`, with what each is evaluated to."""
     wanted: dict[tuple[str, Quantity], Spec] = {}
 
     def visit(spec: Spec, quantity: Quantity) -> None:

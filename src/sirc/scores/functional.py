@@ -1,8 +1,7 @@
 """Plain formulas as functions: arrays in, a 1-D float64 tensor of confidences out; nothing is fitted.
 
-Arguments are torch tensors, NumPy arrays, or anything `Outputs` takes. Each function calls the registered formula of
-its name through the evaluator of specs. `msp`, `doctor` and `entropy` are the plain values of the paper, which reach
-their maximum when the softmax saturates; `log_gap` keeps confident rows apart.
+Arguments are torch tensors, NumPy arrays, or anything `Outputs` takes. `msp`, `doctor` and `entropy` are the plain
+values of the paper, which reach their maximum when the softmax saturates; `log_gap` keeps confident rows apart.
 
 Example:
     >>> import sirc, torch
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import check_choice, check_finite, check_fraction, check_number
+from sirc._utils.checks import check_choice, check_finite, check_fraction, check_number, check_same_length, check_shape
 from sirc._utils.text import quoted
 from sirc.outputs import Head, Outputs
 from sirc.scores import combine, registry
@@ -36,7 +35,7 @@ from sirc.scores.formulas.feature import head_energy, unit_bank
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.spec import Spec, parse
 
-# Arguments that replace fitted parameters, and their shapes.
+# The arguments that replace fitted parameters, and their shapes.
 _SHAPES = {
     "weight": "(K, L)",
     "bias": "(K,)",
@@ -56,7 +55,7 @@ _SHAPES = {
 
 
 def softmax(logits: ArrayLike, *, compile: bool | None = None) -> Softmax:
-    """The summary of one pass over (n, K) logits; functions of the softmax accept it in place of the logits."""
+    """The summary of one pass over (n, K) logits, which functions of the softmax accept in place of the logits."""
     return Softmax.of(Outputs(logits).logits, compile=compile)
 
 
@@ -65,7 +64,8 @@ def _formula(
 ) -> Callable[..., Tensor]:
     """A registered score as a function of the arrays that it reads, the arguments of `parameters`, and its options.
 
-    `parameters` returns the fitted parameters, given checked tensors; `without` is an option that only a fit reads.
+    `parameters` makes the fitted parameters from its arguments, as checked tensors; only a fit reads the option
+    `without`.
     """
     score = registry.get(name)
     needs = {need for part in registry.closure(name) for need in registry.get(part).needs}
@@ -92,10 +92,10 @@ def _formula(
         spec = parse(f"{name}({', '.join(f'{key}={check_number(key, values[key])!r}' for key in options)})")
         v = _logits(name, values["logits"]) if "logits" in values else None
         z = _features(values["features"], exact="precision" in values) if "features" in values else None
-        fitted = {} if z is None or not given else parameters(**_checked(values, v, z))
-        found = _evaluator(spec, v, z, fitted).value(spec)
-        check_finite(name, found)
-        return found
+        fitted = {} if z is None else parameters(**_checked(values, v, z))
+        confidence = _evaluator(spec, v, z, fitted).value(spec)
+        check_finite(name, confidence)
+        return confidence
 
     formula.__name__ = formula.__qualname__ = name
     formula.__doc__ = inspect.getdoc(score.compute)
@@ -106,7 +106,7 @@ def _formula(
 
 
 def _whitened(means: Tensor, precision: Tensor, center: Tensor | None = None) -> dict[str, Tensor]:
-    """The parameters of `mahalanobis`; any center gives the same distances, the mean of the means by default."""
+    """The parameters of `mahalanobis`. The distances are the same for any center."""
     center, whitener = means.mean(0) if center is None else center, _root("precision", precision)
     return {"center": center, "whitener": whitener, "means": (means - center) @ whitener}
 
@@ -179,7 +179,7 @@ def __getattr__(name: str) -> Callable[..., Tensor]:
 
 
 def log_gap(logits: ArrayLike | Softmax, name: str) -> Tensor:
-    """log(S1max − S1) of a bounded score, computed without cancellation: `msp`, or with options `gen(gamma=0.5)`."""
+    """log(S1max − S1) of a bounded score, such as `msp` or `gen(gamma=0.5)`, computed without cancellation."""
     spec = parse(name)
     if not is_bounded(spec) or reads_features([spec]):
         bounded = [score for score in registry.names() if is_bounded(Spec(score)) and not reads_features([Spec(score)])]
@@ -197,7 +197,7 @@ def sirc(
 ) -> Tensor:
     """−log(S1max − S1) − Σ softplus(b(a − S2)): the order of the paper's C, without overflow.
 
-    One S2 with numbers a and b, or a list of several with a list of each.
+    Pass one S2 with numbers a and b, or a list of several with lists of their a and b.
     """
     return combine.sirc(*_terms(log_gap, s2, a, b))
 
@@ -209,7 +209,7 @@ def additive(
     b: float | Sequence[float],
     kappa: float = 0.1,
 ) -> Tensor:
-    """−log[(S1max − S1) + κ Σ exp(−b(S2 − a))]: the order of minus that sum, without overflow."""
+    """−log[(S1max − S1) + κ Σ exp(−b(S2 − a))], computed without overflow."""
     if not (math.isfinite(check_number("kappa", kappa)) and kappa > 0):
         raise ValueError(f"`kappa` must be positive: it is the weight of S2's part; got {quoted(kappa)}")
     first, others, centers, slopes = _terms(log_gap, s2, a, b)
@@ -224,21 +224,20 @@ def bayes(
     metric: Literal["aurc", "aurr"] = "aurc",
     risk: float = 0.0,
 ) -> Tensor:
-    """−log[β(1−w)u + (1−β)w], w = (1−α)g/(α + (1−α)g): the order of least AURC where u and g are known.
+    """−log[β(1−w)u + (1−β)w], w = (1−α)g/(α + (1−α)g): the order of least AURC, given log u and log g.
 
-    u is the probability that the prediction on an ID row is wrong, g = p_OOD/p_ID; both come as logarithms. With
-    `metric="aurr"` it is −log([(β−R)u + (1−α)(1−β−R)/α·g]/(1 − u)), the order of least AURR where the risk of what is
-    accepted is R, given as `risk`. R = 0 does where risks are small.
+    u is the probability that the prediction on an ID row is wrong, and g = p_OOD/p_ID. With `metric="aurr"` it is
+    −log([(β−R)u + (1−α)(1−β−R)/α·g]/(1 − u)), the order of least AURR where the risk R of what is accepted is `risk`.
+    If risks are small, R = 0 is good enough.
     """
-    for name, value in (("alpha", alpha), ("beta", beta), ("risk", risk)):
-        check_fraction(name, value)
+    alpha, beta, risk = (check_fraction(*given) for given in (("alpha", alpha), ("beta", beta), ("risk", risk)))
     if not alpha:
         raise ValueError("`alpha`, the share of ID input, must be above 0: without ID input there is nothing to accept")
     check_choice("metric", metric, ("aurc", "aurr"))
     u, g = _columns(log_u, log_g, name="`log_u` and `log_g`")
     if metric == "aurc":
-        return least_aurc(u, g, float(alpha), float(beta))
-    return least_aurr(u, g, float(alpha), float(beta), float(risk))
+        return least_aurc(u, g, alpha, beta)
+    return least_aurr(u, g, alpha, beta, risk)
 
 
 def sirc_literal(s1: ArrayLike, s2: ArrayLike, a: float, b: float, s1_max: float) -> Tensor:
@@ -251,9 +250,9 @@ def sirc_literal(s1: ArrayLike, s2: ArrayLike, a: float, b: float, s1_max: float
 def linear(s1: ArrayLike, s2: ArrayLike, c: float) -> Tensor:
     """S1 + c·S2."""
     first, second = _columns(s1, s2)
-    found = combine.linear(first, second, check_number("c", c))
-    check_finite("linear", found)
-    return found
+    total = combine.linear(first, second, check_number("c", c))
+    check_finite("linear", total)
+    return total
 
 
 def product(*scores: ArrayLike) -> Tensor:
@@ -264,17 +263,14 @@ def product(*scores: ArrayLike) -> Tensor:
 def _evaluator(
     spec: Spec, logits: Tensor | Softmax | None, features: Tensor | None, parameters: dict[str, Tensor]
 ) -> Evaluator:
-    if logits is not None and features is not None and len(logits) != len(features):
-        raise ValueError(
-            f"`logits` and `features` must be of the same rows; got {len(logits)} and {len(features)}. Pass both for "
-            "the same samples, in the same order"
-        )
     summary, array = (logits, None) if isinstance(logits, Softmax) else (None, logits)
+    if logits is not None and features is not None:
+        check_same_length("features", features, "logits", logits.top if isinstance(logits, Softmax) else logits)
     return Evaluator(array, features, [], {str(spec): parameters}, softmax=summary)
 
 
 def _logits(name: str, logits: ArrayLike | Softmax) -> Tensor | Softmax:
-    """(n, K) logits for the score of that name, or their summary if that is enough for it."""
+    """Validated (n, K) logits, or their summary if the score of that name reads no more."""
     if not isinstance(logits, Softmax):
         return Outputs(logits).logits
     if "logits" in registry.get(name).needs:
@@ -285,8 +281,7 @@ def _logits(name: str, logits: ArrayLike | Softmax) -> Tensor | Softmax:
 def _features(features: ArrayLike, *, exact: bool) -> Tensor:
     """(n, L) features in their working type, or in float64."""
     z = as_tensor("features", features)
-    if z.dim() != 2:
-        raise ValueError(f"`features` must have shape (n, L); got {tuple(z.shape)}")
+    check_shape("features", z, n=0, L=1, hint="Pass one row for each sample.")
     return z.to(torch.float64 if exact else working_dtype(z.dtype))
 
 
@@ -297,7 +292,7 @@ def _checked(values: dict[str, Any], logits: Tensor | Softmax | None, z: Tensor)
         head = Head(values["weight"], values.get("bias"))
         values |= {name: value for name, value in (("weight", head.weight), ("bias", head.bias)) if name in values}
         if isinstance(logits, Softmax) and len(head.weight) <= int(logits.prediction.max()):
-            sizes["K"] = int(logits.prediction.max()) + 1  # at least
+            sizes["K"] = int(logits.prediction.max()) + 1  # there are at least so many classes
     tensors = {}
     for name, shape in _SHAPES.items():
         if name not in values:
@@ -317,7 +312,7 @@ def _checked(values: dict[str, Any], logits: Tensor | Softmax | None, z: Tensor)
 
 
 def _columns(*values: ArrayLike, name: str = "scores") -> list[Tensor]:
-    """Scores of the same rows, in float64; they are not broadcast."""
+    """Scores of the same rows, in float64; arrays of other lengths are refused, not broadcast."""
     columns = [as_tensor(name, value).double() for value in values]
     shapes = [tuple(column.shape) for column in columns]
     if len(set(shapes)) != 1 or len(shapes[0]) != 1:

@@ -3,9 +3,8 @@
 F_i is the distribution function of score i on held-out ID rows. If each score has a threshold with a share p of ID rows
 below it, a row passes all thresholds if min_i F_i(s_i) ≥ p; so rows are ordered by min_i F_i.
 
-log(F/(1 − F)), which keeps digits in both tails, is interpolated linearly between knots. Beyond the smallest and the
-largest held-out score the tails are exponential: log F, or log(1 − F), falls by 1 for each mean excess of the outer
-tenth of the rows.
+Between knots, log(F/(1 − F)) is linear, which keeps digits in both tails. Beyond the smallest and the largest held-out
+score the tails are exponential: log F, or log(1 − F), falls by 1 over the mean excess of the outer tenth of the rows.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _LEAST_EXCESS = 1e-12  # relative to the score: a smaller excess is rounding err
 def id_quantiles(values: Tensor) -> tuple[list[float], list[float]]:
     """At most 1,026 knots of a distribution function: scores, and log(F/(1 − F)) of each; both strictly increase.
 
-    F of a value is the share of rows below it plus half the share of rows equal to it. If there are more distinct
-    values than knots, the knots are evenly spaced in log(F/(1 − F)), which keeps all values at the ends.
+    F of a value is the share of rows below it plus half the share of rows equal to it. Of more than 1,024 distinct
+    values, those about evenly spaced in log(F/(1 − F)) become knots, which keeps all values in the tails.
     """
     ordered = np.sort(values.double().cpu().numpy())
     scores, count = np.unique(ordered, return_counts=True)
@@ -35,13 +34,13 @@ def id_quantiles(values: Tensor) -> tuple[list[float], list[float]]:
     if len(scores) > _KNOTS:
         kept = np.unique(np.searchsorted(levels, np.linspace(levels[0], levels[-1], _KNOTS)).clip(max=len(levels) - 1))
         scores, levels = scores[kept], levels[kept]
-    # One more knot on either side gives the slope of the tail.
+    # One more knot at either end gives the slope of the tail.
     low, high = ordered[0] - _excess(ordered), ordered[-1] + _excess(-ordered[::-1])
     return [low, *scores.tolist(), high], [levels[0] - 1, *levels.tolist(), levels[-1] + 1]
 
 
 def _excess(ascending: npt.NDArray[np.float64]) -> float:
-    """The mean distance of the lowest tenth to the next row; if these rows tie, the size of the scores."""
+    """The mean distance of the lowest tenth to the next row; if these rows tie, the size of the lowest score."""
     tail = -(-len(ascending) // _TAIL)
     end = ascending[min(tail, len(ascending) - 1)]
     excess, size = float((end - ascending[:tail]).mean()), abs(float(ascending[0]))
@@ -50,8 +49,8 @@ def _excess(ascending: npt.NDArray[np.float64]) -> float:
 
 def least_quantile(values: Sequence[Tensor], knots: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """The smallest log(F/(1 − F)) among some scores, from the knots of each."""
-    found = torch.stack([_level(s, *pair) for s, pair in zip(values, knots, strict=True)])
-    return torch.where(found.isnan().any(0), torch.nan, found.amin(0))  # ONNX's minimum ignores NaN
+    levels = torch.stack([_level(s, *pair) for s, pair in zip(values, knots, strict=True)])
+    return torch.where(levels.isnan().any(0), torch.nan, levels.amin(0))  # ONNX's minimum ignores NaN
 
 
 def _level(values: Tensor, scores: Tensor, levels: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Streaming statistics of training rows: counts, means, second moments, class sums and a random sample.
 
-All are float64 and merge: any order of the rows and any number of workers give the single-process result. Second
-moments are centred (Chan's update), so that a large common offset of the features costs no digits.
+All are float64 and can be merged: any order of the rows and any number of workers give the single-process result.
+Second moments are centred (Chan's update), so that a large common offset of the features costs no digits.
 
 Example:
     >>> import torch
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _ROWS, _GPU_ROWS = 4096, 1 << 15
 _COLUMNS = 256
 _LARGEST = (1 << 63) - 1  # of an int64
-_INDEX = "dataset index"  # no spec is called so, which columns may be
+_INDEX = "dataset index"  # cannot be the name of a column, which may be a spec
 
 Parameters: TypeAlias = dict[str, dict[str, Tensor]]
 """Fitted and tuned numbers, by canonical spec and name."""
@@ -54,7 +54,7 @@ class Moments:
         self.classes = classes
         self.count = 0
         self._sums: dict[str, Tensor] = {}
-        """Once rows were read: the mean and, if they are kept, the scatter, class_count and class_sum."""
+        """Empty before the first row; then the mean and, if they are kept, the scatter, class_count and class_sum."""
 
     @exact
     def update(self, rows: ArrayLike, labels: ArrayLike | None = None) -> Moments:
@@ -115,7 +115,7 @@ class Moments:
         return {"count": torch.tensor(self.count, device="cpu")} | self._sums
 
     def load(self, saved: Mapping[str, Tensor]) -> Moments:
-        """Fill these empty moments with what others of their kind saved, which is not copied; returns itself."""
+        """Fill these empty moments with what `save` of others returned, without a copy; returns itself."""
         self._sums = dict(saved)
         self.count = int(self._sums.pop("count"))
         return self
@@ -177,6 +177,7 @@ class Moments:
         return self._full_scatter().sub_(offset.T @ offset).div_(self.count)
 
     def _by_class(self) -> tuple[Tensor, Tensor]:
+        """The count and the sum of each class."""
         if "class_sum" not in self._sums:
             raise ValueError("per-class moments were not kept: use `Moments(classes=K)` and pass labels")
         return self._sums["class_count"], self._sums["class_sum"]
@@ -192,7 +193,7 @@ class Moments:
 
 
 def add_gram_(total: Tensor, x: Tensor) -> None:
-    """total += xᵀx, only in the upper triangle, as symmetry halves the work; the values below it are meaningless."""
+    """Add xᵀx to the upper triangle of `total`. What is below the diagonal is meaningless: symmetry halves the work."""
     for start in range(0, x.shape[1], _COLUMNS):
         stop = start + _COLUMNS
         total[start:stop, start:].addmm_(x[:, start:stop].T, x[:, start:])
@@ -212,7 +213,7 @@ def fold_of(index: Tensor, folds: int, seed: int = 0) -> Tensor:
 
 
 def part_of(index: Tensor, folds: int) -> Tensor:
-    """The fold of each dataset index, or `folds` for half of the first fold, the rows that judge a fit to the rest."""
+    """The fold of each dataset index; `folds` stands for half of fold 0, the rows that judge a fit to all others."""
     fold = fold_of(index, folds)
     return fold.where((fold > 0) | (fold_of(index, 2, seed=2) > 0), folds)
 
@@ -230,7 +231,7 @@ class Reservoir:
 
     @exact
     def update(self, index: Tensor, columns: dict[str, Tensor]) -> Reservoir:
-        """Offer rows: their dataset indices and, by name, tensors with a row for each; returns itself."""
+        """Offer rows, by their dataset indices and named columns; returns itself."""
         index = index.cpu()
         keys = row_hash(index, self.seed)
         offered = self.admits(index).nonzero()[:, 0]
@@ -274,7 +275,7 @@ class Reservoir:
         return int((self._keys != _LARGEST).sum())
 
     def rows(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """The dataset indices and the columns of the rows it keeps, in the order of the hash."""
+        """The dataset indices and the columns of the rows that it keeps, in the order of their hashes."""
         order = self._keys.argsort()[: len(self)]
         return self._index[order], {name: value[order.to(value.device)] for name, value in self._columns.items()}
 
@@ -285,14 +286,14 @@ class Reservoir:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the `solve` of a score receives: at least what the score's `evidence` names."""
+    """What the `solve` of a score receives: at least the statistics that the score's `evidence` names."""
 
     moments: Moments = field(default_factory=Moments)
     """The moments of the training features."""
     bank: Tensor | None = None
     """Random rows of training features."""
     head: Head | None = None
-    """The last layer, where one was given."""
+    """The last layer, if it was passed to `fit`."""
     resolution: float = 1e-6
     """The smallest difference, relative to the size of the features, that is more than rounding error."""
     unit: Moments = field(default_factory=Moments)

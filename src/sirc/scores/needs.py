@@ -1,4 +1,4 @@
-"""Needs of specs: features, training rows, labels, the head, validation rows; and networks they do not suit."""
+"""Needs of specs: features, training rows, labels, the head, validation rows; and a note on unsuited networks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sirc.scores.moments import counts_classes
 from sirc.scores.scorer import learns
 from sirc.scores.spec import WITNESSES, Spec, parse
 
-_SIGNED = 0.1  # share of negative features in ‖z‖₁ above which a network does not end in a ReLU or the like
+_SIGNED = 0.1  # with a larger share of negative features in ‖z‖₁, a network does not end in a ReLU or the like
 
 
 @final
@@ -25,7 +25,7 @@ class Needs:
     """The data that some specs need to be fitted and computed.
 
     `features`, `labels` (of training rows), `head` and `val` (labelled ID validation rows) hold the parts of the specs
-    that cannot do without them.
+    that require them.
     """
 
     features: tuple[Spec, ...]
@@ -40,12 +40,12 @@ class Needs:
     def of(cls, specs: Iterable[str | Spec]) -> Needs:
         """The needs of all these specs together."""
         parsed = [parse(spec) if isinstance(spec, str) else spec for spec in specs]
-        # A `scod` needs none of its witnesses but the last.
+        # Of its witnesses, a `scod` requires only the last.
         parsed = [spec.with_defaults(lambda scod: scod.witnessed_by(WITNESSES[-1:])) for spec in parsed]
         scores = [(leaf, registry.get(leaf.name)) for leaf in needed_leaves(parsed)]
         parts = dict.fromkeys(part for spec in parsed for part in spec.walk())
         # An option that is given in the spec is not tuned, even at its default.
-        chosen = any(score.tune is not None and not leaf.options for leaf, score in scores)
+        tuned = any(score.tune is not None and not leaf.options for leaf, score in scores)
         val = (*(leaf for leaf, score in scores if score.val), *(part for part in parts if part.tunes))
         return cls(
             features=tuple(leaf for leaf, score in scores if "features" in score.needs),
@@ -53,24 +53,22 @@ class Needs:
             labels=tuple(leaf for leaf, score in scores if counts_classes(score.evidence)),
             head=tuple(leaf for leaf, score in scores if score.head),
             val=val,
-            tuned=chosen or bool(val) or any(part.name == "bayes" for part in parts),
+            tuned=tuned or bool(val) or any(part.name == "bayes" for part in parts),
         )
 
 
 def warn_unsuited(specs: Iterable[str], outputs: Outputs, progress: Progress) -> None:
-    """Note the scores that are `unsuited_for` signed features, if the features of these rows are signed.
+    """Note the scores that are `unsuited_for` signed features, if more than a tenth of ‖z‖₁ of these rows is negative.
 
-    They are if more than a tenth of ‖z‖₁ is negative: about half is after a LayerNorm, none after a ReLU. The scores
-    are computed all the same.
+    About half of it is negative after a LayerNorm, and none after a ReLU. The scores are computed all the same.
     """
     leaves = [leaf for leaf in needed_leaves([parse(text) for text in specs]) if registry.get(leaf.name).unsuited_for]
     if not leaves or outputs.features is None:
         return
     size = float(outputs.features.abs().sum(dtype=torch.float64))
     negative = float(outputs.features.clamp_max(0).abs().sum(dtype=torch.float64)) / (size or 1.0)
-    if negative > _SIGNED:
-        for leaf in leaves:
-            progress.note(
-                f"note: `{leaf}` does not suit this network: {negative:.0%} of its features' 1-norm is negative. It is "
-                f"unsuited for {registry.get(leaf.name).unsuited_for}."
-            )
+    for leaf in leaves if negative > _SIGNED else ():
+        progress.note(
+            f"note: `{leaf}` does not suit this network: {negative:.0%} of its features' 1-norm is negative. It is "
+            f"unsuited for {registry.get(leaf.name).unsuited_for}."
+        )

@@ -1,4 +1,4 @@
-"""Products of features with a fitted matrix: fast on a GPU's half-precision units, nearly as exact as float32."""
+"""Products of features with a fitted matrix: on a GPU in half precision, yet nearly as exact as in float32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sirc._utils.fused import attempt
 
-# For smaller products, splitting the factors takes longer than it saves.
+# For smaller products, splitting the factors costs more time than it saves.
 _FEWEST_ROWS, _SMALLEST = 1 << 10, 1 << 16
 _TOP = 13  # the largest value of a row or column is scaled to at least 2¹² and below 2¹³; float16 ends at 2¹⁶
 _TINIEST = -100  # the lowest exponent of a scale, so that scales stay finite
@@ -18,12 +18,12 @@ _TINIEST = -100  # the lowest exponent of a scale, so that scales stay finite
 def product(rows: Tensor, matrix: Tensor, plus: Tensor | None = None) -> Tensor:
     """`rows @ matrix + plus`, where the terms of each sum have both signs.
 
-    On a GPU, a large float32 product is the sum of float16 products, which are more than ten times as fast. Each factor
-    is split into its leading 11 bits and the next 11. Of the four products, that of the two lower parts is left out: it
-    is about as small as float32's rounding. Rows and columns are scaled by powers of two, which is exact for sizes from
-    1e-25 to 1e25. The GPU adds in float32, but truncates: if the terms have both signs the error is about twice that of
-    float32; if all have one sign it grows with their number. So do not use it for products of positive numbers, such as
-    those between unit features.
+    On a GPU, a large float32 product is computed as a sum of float16 products, which are more than ten times as fast.
+    Each factor is split into its leading 11 bits and the next 11. Of the four products, that of the two lower parts is
+    left out: it is about as small as float32's rounding. Rows and columns are scaled by powers of two, which is exact
+    for sizes from 1e-25 to 1e25. The GPU adds in float32, but truncates: if the terms have both signs, the error is
+    about twice that of float32; if all have one sign, it grows with their number. So do not use it for products of
+    positive numbers, such as those between unit features.
     """
     if _split_pays(rows, matrix):
         made = attempt("the product by halves", partial(_by_halves, rows, matrix))
@@ -60,7 +60,7 @@ def _sums_in_float32(device: torch.device) -> bool:
 
 
 def _halves(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """The leading and the next bits of a matrix, concatenated along an axis, and the factors that scale them back."""
+    """The leading and the next bits of a scaled matrix, concatenated along an axis, and the factors to undo it."""
     low, high = x.aminmax(dim=axis, keepdim=True)
     exponent = torch.frexp(torch.maximum(-low, high)).exponent.clamp_min(_TINIEST) - _TOP
     scaled = x * _power_of_two(-exponent)

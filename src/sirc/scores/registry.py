@@ -1,4 +1,4 @@
-"""Registry of scores: `@score` makes a function a score, and its signature declares inputs and options.
+"""Registry of scores: `@score` makes a function a score, whose options are its keyword-only arguments.
 
 To add one, write such a function in a file of `scores/formulas/`, or in a module of your own.
 """
@@ -29,7 +29,7 @@ RESERVED = {"vim", "scod"}  # names of the grammar; `spec` adds the combinations
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """One registered score. `compute` returns the plain confidence of each row; higher means accept."""
+    """A registered score. `compute` returns the plain confidence of each row; higher means accept."""
 
     name: str
     compute: Callable[..., Tensor]
@@ -44,20 +44,21 @@ class Score:
     short: str
     """The name inside a combination."""
     latex: str = ""
-    """Both names in LaTeX; empty if escaping the plain ones is enough. The same holds for `html`."""
+    """Replaces `title` and `short` in LaTeX; empty if it is enough to escape them."""
     html: str = ""
+    """The same in HTML."""
     family: str = "other"
     """Scores of one family share a colour in figures."""
     solve: Callable[..., dict[str, Tensor]] | None = None
     evidence: frozenset[str] = frozenset()
     """What `solve` reads of the training data. `mean`, `second` (second moments) and `by_class` (sums of each class)
-    are in `evidence.moments`; `unit` and `unit_by_class`, the same of unit features, in `evidence.unit`; `bank` (rows
-    to search) and `sample` (rows to look at) in `evidence.bank`."""
+    are in `evidence.moments`; `unit` (second moments) and `unit_by_class`, of unit features, in `evidence.unit`;
+    `bank` (rows to search) and `sample` (rows for other uses) in `evidence.bank`."""
     head: bool = False
     val: bool = False
     """Whether `solve` reads labelled ID validation rows, `evidence.val`."""
     log_gap: Callable[..., Tensor] | None = None
-    """log(S1max − S1) from the same inputs, for a bounded score that may be SIRC's S1."""
+    """log(S1max − S1) from the same inputs, for a bounded score that may be the S1 of `sirc`."""
     resolution: Callable[[Evidence], float] | None = None
     """The smallest spread on training data that is more than rounding error."""
     tune: Callable[[Tensor, Tensor], dict[str, Option]] | None = None
@@ -65,17 +66,17 @@ class Score:
     confidence_kind: Literal["log_gap", "plain"] = "log_gap"
     """What a scorer returns for a score with a `log_gap`: minus the `log_gap`, or the plain value."""
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """The smallest and largest value of an option; `<option>_bounded` has those of the S1 of `sirc`."""
+    """The smallest and largest value of an option; `<option>_bounded` has those for the S1 of `sirc`."""
     exclude_self: Callable[[dict[str, Option]], dict[str, Option]] | None = None
     """Returns the options with which a row of the bank does not find itself."""
     least_rows: Callable[..., int] | None = None
-    """How many rows the bank must have, from the options."""
+    """Returns how many rows the bank must have, given the options."""
     held_out: Callable[..., HeldOut] | None = None
     """Takes the evidence, all that `solve` returned and the options; returns a function that scores each training row
     as if `solve` had not seen it. That function takes what `compute` takes by position, then the labels if `evidence`
     counts classes, else None. Without it, out-of-sample statistics come from leaving out folds."""
     unsuited_for: str = ""
-    """The networks that the score is not meant for, with the reason."""
+    """The networks that the score does not suit, with the reason."""
 
 
 _SCORES: dict[str, Score] = {}
@@ -91,9 +92,9 @@ def score(
     Keyword-only arguments with a default are options of the spec; those without are parameters that `solve` finds
     from the training data. `tune` chooses options on labelled validation rows if `fit` has some; `limits` bounds
     them. A score with a `log_gap`, log(S1max − S1), may be the first of `sirc`. The other fields are those of `Score`.
-    Values must be finite: where they would overflow, return their logarithm, which ranks the rows alike.
+    Values must be finite: if they could overflow, return their logarithm, which ranks rows alike.
 
-    Tables, figures and the page name the score `title` (by default its name with spaces for underscores), or `short`
+    Tables, figures and the page call the score `title` (by default its name with spaces for underscores), or `short`
     inside a combination, and draw it in the colour of its `family`.
 
     Example:
@@ -133,7 +134,7 @@ def keyword_defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def readable(name: str) -> str:
-    """The title of a score or a combination that was given none."""
+    """The default title of a score or a combination."""
     return name[:1].upper() + name[1:].replace("_", " ")
 
 
@@ -162,7 +163,7 @@ def _check(new: Score) -> None:
         )
     if new.solve is not None and not new.parameters:
         raise ValueError(
-            f"score `{name}` has a `solve` and must take what it finds after a `*`, without a default, as in "
+            f"score `{name}` has a `solve`, so it must take the fitted parameters after a `*`, without a default: "
             f"`def {name}({new.needs[0]}, *, mean)`. Leave `solve` out if nothing is fitted"
         )
     check_call(f"score `{name}`", new.compute, len(new.needs), {*new.options, *new.parameters})
@@ -211,7 +212,7 @@ def names() -> tuple[str, ...]:
 
 
 def closure(name: str) -> list[str]:
-    """All scores that a score needs, each after what it needs, and the score itself at the end."""
+    """All scores that a score needs, each after those that it needs itself, and the score at the end."""
     order: dict[str, None] = {}
     for need in get(name).needs:
         if need not in _INPUTS:

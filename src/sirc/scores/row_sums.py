@@ -15,8 +15,8 @@ from sirc._utils.fused import attempt
 # Elements of a float64 block: on a CPU a few MB, which the cache holds; elsewhere enough to fill the device.
 _BLOCK = {"cpu": 1 << 19}
 _BLOCK_ELSEWHERE = 1 << 25
-_SMALL, _LARGE = 1 << 12, 1 << 24  # up to the first, one expression is fastest; from the second, compiling on a GPU
-_WIDEST = 1 << 15  # classes: more do not fit the kernel's registers
+_SMALL, _LARGE = 1 << 12, 1 << 24  # one expression is fastest up to the first; compiling pays on a GPU from the second
+_WIDEST = 1 << 15  # classes: a row of more does not fit the kernel's registers
 
 RowSums: TypeAlias = tuple[Tensor, ...]
 """Prediction (int64), v₁, v₂, t, w, q and ‖π − 1/K‖₁ (float64) of each row; `softmax.py` defines them."""
@@ -33,9 +33,9 @@ def row_sums(logits: Tensor, *, compile: bool | None = None) -> RowSums:
         fused.append(("kernel", _kernel_sums))
     if size and (compile or (compile is None and kind == "cuda" and size >= _LARGE)):
         fused.append((f"compiled form on {kind}", _compiled_sums))
-    for name, sums in fused:
-        if (found := attempt(f"the {name} of the pass over the logits", partial(sums, logits.detach()))) is not None:
-            return found
+    for name, way in fused:
+        if (sums := attempt(f"the {name} of the pass over the logits", partial(way, logits.detach()))) is not None:
+            return sums
     return _sums(logits.contiguous()) if size <= _SMALL else _blocked_sums(logits)
 
 
@@ -104,6 +104,6 @@ def _share(top: Tensor, second: Tensor, t: Tensor) -> Tensor:
 
 
 def _deviation(others: Tensor, top: Tensor, second: Tensor, t: Tensor, k: int) -> Tensor:
-    """‖π − 1/K‖₁ from the sum over all classes in which the winner, with f = 0, counted as 1/K."""
+    """‖π − 1/K‖₁ from the sum over all classes, in which the winner's f was 0 and so its term 1/K."""
     winner = 1 / (1 + t * torch.exp(second - top))
     return others + (winner[:, 0] - 2 / k)

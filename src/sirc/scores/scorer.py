@@ -86,7 +86,7 @@ class Scorer:
         self.num_classes = num_classes
         self.num_features = num_features
         self.fitted_on = fitted_on
-        """Marks of a sample of the rows that it was fitted on; None if it was not fitted."""
+        """Marks of a sample of the rows that it was fitted on; None without a fit."""
         self.fitted_rows = fitted_rows
         self._parsed = {text: self.parsed(text) for text in self.specs}
         self._reads = array_reads(self._parsed.values())
@@ -96,8 +96,8 @@ class Scorer:
         """The parsed spec as it was fitted: each `scod` has only the witnesses that the data allowed."""
 
         def as_fitted(scod: Spec) -> Spec:
-            found = self.parameters.get(str(scod), {}).get("witnesses")
-            return scod if found is None else scod.witnessed_by([WITNESSES[place] for place in found.tolist()])
+            places = self.parameters.get(str(scod), {}).get("witnesses")
+            return scod if places is None else scod.witnessed_by([WITNESSES[place] for place in places.tolist()])
 
         return parse(text).with_defaults(as_fitted)
 
@@ -122,7 +122,7 @@ class Scorer:
         *,
         compile: bool | None = None,
     ) -> dict[str, Tensor]:
-        """The columns that `formula` computes with the evaluator of each batch, joined over all batches."""
+        """The columns that `formula` computes from the evaluator of each batch, joined over all batches."""
         self.check_fitted()
 
         @exact
@@ -151,7 +151,7 @@ class Scorer:
         return float(Evaluator(zeros, None, [], self.parameters).log_gap(leaf))
 
     def check_fitted(self) -> None:
-        """Raise an error unless all specs have the parameters that they learn from data."""
+        """Raise an error unless all specs have their fitted parameters."""
         for text, spec in self._parsed.items():
             for part in all_parts(spec):
                 if needs_fit(part) and str(part) not in self.parameters:
@@ -176,14 +176,8 @@ class Scorer:
         if outputs.device.type == "mps":
             raise ValueError('scores are computed in float64, which this device lacks: pass `outputs.to("cpu")`')
         check_features(self._parsed.values(), outputs)
-        for kind, fitted, got in (
-            ("logits", self.num_classes, outputs.num_classes),
-            ("features", self.num_features, outputs.num_features),
-        ):
-            if fitted is not None and got is not None and fitted != got:
-                raise ValueError(
-                    f"this scorer was fitted on outputs with {fitted} {kind}; got {got}. Are they from the same model?"
-                )
+        rule = "the outputs must be of the model that the scorer was fitted for"
+        check_sizes(rule, outputs, self.num_classes, self.num_features)
 
     def only(self, specs: str | Sequence[str]) -> Scorer:
         """The same fit with only some of its specs, or of the scores inside them."""
@@ -213,12 +207,12 @@ class Scorer:
         if self.fitted_on is None or not len(self.fitted_on):
             return 0.0
         marks = torch.cat([row_marks(batch.logits).cpu() for batch in _batches(outputs)])
-        # The share of the sample that is among these rows estimates the share of all fitting rows.
+        # As large a share of all fitting rows as of their sample is among these rows.
         share = float(matching_rows(self.fitted_on.cpu(), marks).double().mean())
         return min(1.0, share * self.fitted_rows / max(1, len(marks)))
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write one safetensors file, with a checksum and with specs and sizes as JSON in its header.
+        """Write a safetensors file with a checksum; its header holds the specs and sizes as JSON.
 
         Example:
             >>> import sirc, tempfile
@@ -247,7 +241,7 @@ class Scorer:
         }
         if self.fitted_on is not None:
             tensors["fitted_on"] = self.fitted_on
-        # safetensors wants at least one tensor, and an unfitted scorer has none.
+        # A safetensors file needs at least one tensor, and an unfitted scorer has none.
         tensors["version"] = torch.tensor([_VERSION], device="cpu")
         return tensors, {"sirc": json.dumps(header)}
 
@@ -304,7 +298,7 @@ def parameters_in(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]
 
 
 def check_specs(specs: str | Sequence[str]) -> tuple[str, ...]:
-    """The specs as a tuple of distinct texts, each of which parses."""
+    """The distinct specs as a tuple; an error if one does not parse."""
     if not iterates(specs):
         raise ValueError(f"`specs` must be a spec or a list of specs; got {type(specs).__name__}")
     texts = (specs,) if isinstance(specs, str) else tuple(specs)
@@ -316,7 +310,7 @@ def check_specs(specs: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def needs_fit(spec: Spec) -> bool:
-    """Whether a spec itself, not only a spec inside it, has parameters that `fit` finds."""
+    """Whether `fit` finds parameters of the spec itself, not only of specs inside it."""
     if spec.is_leaf:
         return registry.get(spec.name).solve is not None
     return is_vim(spec) or spec.finds_spread or spec.tunes
@@ -341,6 +335,14 @@ def check_features(specs: Iterable[Spec], outputs: Outputs) -> None:
         raise ValueError(missing_features(reading))
 
 
+def check_sizes(rule: str, outputs: Outputs, num_classes: int | None, num_features: int | None) -> None:
+    """Require as many classes and features as the training rows had; an error starts with the `rule`."""
+    sizes = {"classes": (num_classes, outputs.num_classes), "features": (num_features, outputs.num_features)}
+    for what, (fitted, got) in sizes.items():
+        if None not in (fitted, got) and fitted != got:
+            raise ValueError(f"{rule}, with {fitted} {what}; got {got}. Did you swap files?")
+
+
 def missing_features(leaves: Iterable[Spec]) -> str:
     """The error text for outputs without the features that these leaves read."""
     return (
@@ -351,7 +353,7 @@ def missing_features(leaves: Iterable[Spec]) -> str:
 
 def check_values(columns: Mapping[str, Tensor], outputs: Outputs) -> None:
     """Refuse NaN and infinite values, which cannot be ranked."""
-    # One sum keeps a GPU from waiting for each column. It may overflow by itself: only then look at every value.
+    # One sum makes a GPU wait only once. A sum of finite values may overflow: then look at every value.
     if math.isfinite(torch.stack([column.sum() for column in columns.values()]).sum()):
         return
     for name, column in columns.items():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
+from typing import final
 
 from torch import Tensor
 
@@ -22,13 +23,13 @@ Value = float | tuple[float, ...] | str
 
 @dataclass(frozen=True)
 class Combination:
-    """A way to combine two or more specs: its title and its keyword parameters."""
+    """A way to combine two or more specs."""
 
     title: str
     keywords: Mapping[str, Value | None] = field(default_factory=dict)
-    """Each with its default; None if it is fitted or must be given."""
+    """The parameters and their defaults; None for one that is fitted or must be given."""
     most: int | None = None
-    """The largest number of specs it takes."""
+    """The largest number of specs."""
     bounded_first: bool = False
     """Whether it takes log(S1max − S1) of its first score, and a and b of the others, as `sirc` does."""
     compute: Callable[..., Tensor] | None = None
@@ -64,12 +65,12 @@ def combination(
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Register the decorated function as a combination under its own name.
 
-    It receives the plain values of two or more specs, at most `most`. Its keyword-only arguments are parameters of the
-    spec, plain numbers; one without a default must be given. With `bounded_first` it receives, by position,
-    log(S1max − S1) of the first score and three lists: the values of the others, their a and their b. `fit` finds a and
-    b as for `sirc`: a = μ − 3σ and b = 1/σ over ID training data.
+    It receives the plain values of two or more specs, at most `most`. Its keyword-only arguments are numbers that a
+    spec may set; one without a default must be set. With `bounded_first` it receives, by position, log(S1max − S1) of
+    the first score and three lists: the values of the others, their a and their b. `fit` finds a and b as for `sirc`:
+    a = μ − 3σ and b = 1/σ over ID training data.
 
-    Tables, figures and the page name it `title`, by default its name with spaces for underscores.
+    Tables, figures and the page call it `title`, by default its name with spaces for underscores.
     """
 
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -80,9 +81,10 @@ def combination(
         for key, value in registry.keyword_defaults(function).items():
             required = value is inspect.Parameter.empty
             if key in ("a", "b") or not (required or isinstance(value, int | float)):
+                default = "no default" if required else f"the default {quoted(value)}"
                 raise ValueError(
-                    f"`{key}` of combination `{name}` must be a number of its own, other than a and b; its default is "
-                    f"{'missing' if required else quoted(value)}"
+                    f"the parameters of combination `{name}` must be numbers, and none may be called a or b; got "
+                    f"`{key}` with {default}"
                 )
             numbers[key] = None if required else float(value)
         registry.check_call(f"combination `{name}`", function, 4 if bounded_first else 2, numbers)
@@ -108,9 +110,9 @@ class Spec:
     _text: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Made once: parameters are looked up by it several times for each batch.
+        # Made only once, since each batch looks up parameters by it.
         parts = [] if self.is_default else [str(a) for a in self.args]
-        parts += [f"{k}={_text(v)}" for k, v in self.given.items()]
+        parts += [f"{k}={v}" for k, v in self.given.items()]
         text = f"{self.called}({', '.join(parts)})" if parts else self.called
         object.__setattr__(self, "_text", "vim" if is_vim(self) else text)
 
@@ -150,7 +152,7 @@ class Spec:
 
     @property
     def called(self) -> str:
-        """The name it is written with."""
+        """The name in its text."""
         return "scod" if self.is_default else self.name
 
     def witnessed_by(self, others: Sequence[Spec]) -> Spec:
@@ -164,7 +166,7 @@ class Spec:
         return replace(self, args=tuple(arg.with_defaults(change) for arg in self.args)) if self.args else self
 
     def with_only(self, other: Spec) -> Spec:
-        """This combination with the same first score and only this S2."""
+        """This combination with a single S2."""
         return Spec(self.name, (self.args[0], other), self.options)
 
     def walk(self) -> Iterator[Spec]:
@@ -181,16 +183,14 @@ class Spec:
 
 
 def is_vim(spec: Spec) -> bool:
-    """Whether it is the linear combination whose c is fitted."""
+    """Whether it is `vim`, the linear combination whose c is fitted."""
     return spec.name == "linear" and "c" not in spec.options
 
 
 VIM = Spec("linear", (Spec("energy"), Spec("residual")))
-"""`vim` is this combination with its fitted c."""
 WITNESSES = (Spec("residual"), VIM, *map(Spec, ("mahalanobis", "mahalanobis_pp", "knn", "l1", "energy")))
-"""The S2 scores of `scod`: all but the last, as far as the data allow; the last alone if they allow none."""
+"""The S2 scores of `scod`: those before the last that the data can fit; if there are none, the last."""
 SCOD = Spec("bayes", (Spec("msp"), *WITNESSES[:-1]), {"metric": "aurr"}, is_default=True)
-"""`scod`, the default score, is this combination."""
 
 
 def known_names() -> tuple[str, ...]:
@@ -207,7 +207,7 @@ def known_names() -> tuple[str, ...]:
 
 
 def parse(text: str) -> Spec:
-    """The spec that a text stands for; a `ValueError` says what is wrong with the text and how to write it."""
+    """Read a spec from its text; a `ValueError` says what is wrong with the text and how to write it."""
     if not isinstance(text, str):
         raise ValueError(f"a spec must be a string; got {type(text).__name__}. {_GRAMMAR}")
     return _parse(text)
@@ -215,7 +215,7 @@ def parse(text: str) -> Spec:
 
 @lru_cache(maxsize=1024)
 def _parse(text: str) -> Spec:
-    # Checked first, since the parser's own limits depend on the depth of the caller's stack. Operators nest too.
+    # Check the depth first, as Python's limit depends on the caller's stack. Operators nest too.
     depth = max(accumulate((c in "([") - (c in ")]") for c in text), default=0)
     if depth > _DEEPEST or len(text) > _LONGEST or len(_OPERATOR.findall(_NUMBER.sub("", text))) > _DEEPEST:
         raise ValueError(
@@ -226,174 +226,166 @@ def _parse(text: str) -> Spec:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, MemoryError) as error:
         raise ValueError(f"`{shorten(text)}` is not a score spec: {getattr(error, 'msg', error)}. {_GRAMMAR}") from None
-    return _spec(tree, text)
+    return _Parser(text).spec(tree)
 
 
-def _spec(tree: ast.expr, text: str) -> Spec:
-    if isinstance(tree, ast.Name):
-        return _build(tree.id, (), {}, text)
-    if not (isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name)):
-        raise ValueError(f"`{_source(tree, text)}` is not a score, in `{shorten(text)}`. {_GRAMMAR}")
-    options: dict[str, Value] = {}
-    for keyword in tree.keywords:
-        if keyword.arg is None or keyword.arg in options:
-            given = f"`{shorten(keyword.arg)}` is given twice" if keyword.arg else "`**` is not a score spec"
-            raise ValueError(f"{given} in `{shorten(text)}`. {_GRAMMAR}")
-        options[keyword.arg] = _value(keyword.value, keyword.arg, text)
-    return _build(tree.func.id, tuple(_spec(arg, text) for arg in tree.args), options, text)
+@final
+class _Parser:
+    """Turns the syntax tree of a text into a spec."""
 
+    def __init__(self, text: str) -> None:
+        self._text = text
 
-def _value(tree: ast.expr, key: str, text: str) -> Value:
-    if key in _WORDS:
-        if isinstance(tree, ast.Name) and tree.id in _WORDS[key]:
-            return tree.id
-        words = " or ".join(_WORDS[key])
-        raise ValueError(f"`{key}` must be {words}; got `{_source(tree, text)}` in `{shorten(text)}`")
-    if isinstance(tree, ast.Tuple | ast.List):
-        numbers = tuple(_number(item, key, text) for item in tree.elts)
-        # One number in brackets is that number, so that both spellings are one spec.
-        return numbers[0] if len(numbers) == 1 else numbers
-    return _number(tree, key, text)
+    def _error(self, problem: str, advice: str = "") -> ValueError:
+        return ValueError(f"{problem} in `{shorten(self._text)}`{'. ' if advice else ''}{advice}")
 
+    def _source(self, tree: ast.expr) -> str:
+        return shorten(ast.get_source_segment(self._text, tree) or "")
 
-def _number(tree: ast.expr, key: str, text: str) -> float:
-    sign = 1
-    while isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub | ast.UAdd):
-        sign, tree = (-sign if isinstance(tree.op, ast.USub) else sign), tree.operand
-    value = tree.value if isinstance(tree, ast.Constant) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
-        raise ValueError(f"`{shorten(key)}` must be a finite number; got `{_source(tree, text)}` in `{shorten(text)}`")
-    return sign * float(value) + 0.0  # −0 is 0: equal specs have one text
+    def spec(self, tree: ast.expr) -> Spec:
+        """The spec of a name or a call."""
+        if isinstance(tree, ast.Name):
+            return self._build(tree.id, (), {})
+        if not (isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name)):
+            raise self._error(f"`{self._source(tree)}` is not a score,", _GRAMMAR)
+        options: dict[str, Value] = {}
+        for keyword in tree.keywords:
+            if keyword.arg is None or keyword.arg in options:
+                problem = f"`{shorten(keyword.arg)}` is given twice" if keyword.arg else "`**` is not a score spec"
+                raise self._error(problem, _GRAMMAR)
+            options[keyword.arg] = self._value(keyword.value, keyword.arg)
+        return self._build(tree.func.id, tuple(map(self.spec, tree.args)), options)
 
+    def _value(self, tree: ast.expr, key: str) -> Value:
+        if key in _WORDS:
+            if isinstance(tree, ast.Name) and tree.id in _WORDS[key]:
+                return tree.id
+            raise self._error(f"`{key}` must be {' or '.join(_WORDS[key])}; got `{self._source(tree)}`")
+        if isinstance(tree, ast.Tuple | ast.List):
+            numbers = tuple(self._number(item, key) for item in tree.elts)
+            return numbers[0] if len(numbers) == 1 else numbers  # `a=(1,)` and `a=1` are the same spec
+        return self._number(tree, key)
 
-def _source(tree: ast.expr, text: str) -> str:
-    return shorten(ast.get_source_segment(text, tree) or "")
+    def _number(self, tree: ast.expr, key: str) -> float:
+        sign, inner = 1, tree
+        while isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.USub | ast.UAdd):
+            sign, inner = (-sign if isinstance(inner.op, ast.USub) else sign), inner.operand
+        value = inner.value if isinstance(inner, ast.Constant) else None
+        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
+            raise self._error(f"`{shorten(key)}` must be a finite number; got `{self._source(inner)}`")
+        return sign * float(value) + 0.0  # −0 becomes 0: equal specs have one text
 
-
-def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: str) -> Spec:
-    called = name
-    if name == "vim" and not args:
-        # One combination, one c: `vim(c=…)` and `linear(energy, residual, c=…)` are the same spec.
-        name, args = "linear", VIM.args
-    if name == "scod" and not args:
-        name, args, options = "bayes", SCOD.args, {"metric": "aurr"} | options
-    if name not in known_names():
-        raise ValueError(
-            f"unknown score `{shorten(name)}` in `{shorten(text)}`.{closest(name, known_names())} Known: "
-            f"{', '.join(known_names())}. One of your own is known once its module is imported (`--import MODULE`)"
-        )
-    if args and name not in COMBINATIONS:
-        raise ValueError(
-            f"`{name}` is a score of its own and takes no other specs; got `{shorten(text)}`. "
-            f"Combinations are {', '.join(COMBINATIONS)}"
-        )
-    known: Mapping[str, object] = COMBINATIONS[name].keywords if name in COMBINATIONS else registry.get(name).options
-    for key, value in options.items():
-        if key not in known:
-            takes = f"it takes {', '.join(f'{k}=' for k in known)}" if known else "it has no parameters"
-            raise ValueError(f"`{called}` has no parameter `{shorten(key)}` (in `{shorten(text)}`): {takes}")
-        if isinstance(value, tuple) and not (name in COMBINATIONS and key in ("a", "b")):
-            got = f"{shorten(_text(value))} in `{shorten(text)}`"
-            raise ValueError(f"`{key}` of `{called}` must be one number; got {got}")
-    if name not in COMBINATIONS:
-        return _leaf(name, options, text)
-    return _combination(SCOD if called == "scod" else Spec(name, args), options, text)
-
-
-def _leaf(name: str, options: dict[str, Value], text: str) -> Spec:
-    score, given = registry.get(name), {}
-    for key, value in options.items():
-        default = score.options[key]
-        whole = isinstance(default, int)
-        least, most = score.limits.get(key, (1, math.inf) if whole else (-math.inf, math.inf))
-        assert isinstance(value, float)
-        if not least <= value <= most or (whole and value != int(value)):
-            limits = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-            raise ValueError(
-                f"`{key}` of `{name}` must be a {'whole ' if whole else ''}number {limits}; got {quoted(value)} in "
-                f"`{shorten(text)}`"
+    def _build(self, name: str, args: tuple[Spec, ...], options: dict[str, Value]) -> Spec:
+        called = name
+        if name == "vim" and not args:  # `vim(c=…)` and `linear(energy, residual, c=…)` are the same spec
+            name, args = "linear", VIM.args
+        if name == "scod" and not args:
+            name, args, options = "bayes", SCOD.args, {"metric": "aurr"} | options
+        if name not in known_names():
+            hint, known = closest(name, known_names()), f"Known: {', '.join(known_names())}"
+            raise self._error(
+                f"unknown score `{shorten(name)}`",
+                f"{hint} {known}. One of your own is known once its module is imported (`--import MODULE`)".lstrip(),
             )
-        # A tunable option stays even at its default: to give it is to ask for no tuning.
-        if score.tune is not None or value != default:
-            given[key] = type(default)(value)
-    return Spec(name, (), given)
-
-
-def _combination(bare: Spec, options: dict[str, Value], text: str) -> Spec:
-    name, args, combination = bare.name, bare.args, COMBINATIONS[bare.name]
-    if not 2 <= len(args) <= (combination.most or len(args)):
-        count = "2" if combination.most == 2 else "at least 2"
-        raise ValueError(f"`{name}` combines {count} specs; got {len(args)} in `{shorten(text)}`")
-    given = {k: options[k] for k, v in combination.keywords.items() if options.get(k, v) != v}
-    spec = replace(bare, options=given)
-    if spec.has_bounded_first:
-        _check_first(spec, text)
-        _check_numbers(spec, text)
-        _check_others(spec, text)
-    elif name == "linear" and "c" not in options and args != VIM.args:
-        raise ValueError(
-            f"`linear` needs `c` in `{shorten(text)}`; only linear(energy, residual), which is `vim`, finds its own"
-        )
-    if combination.compute is not None:
-        for key, default in combination.keywords.items():
-            if default is None and key not in ("a", "b") and key not in options:
-                raise ValueError(f"`{name}` needs `{key}`, a number, in `{shorten(text)}`")
-    return spec
-
-
-def _check_first(spec: Spec, text: str) -> None:
-    first = spec.args[0]
-    bounded = [name for name in registry.names() if registry.get(name).log_gap]
-    if first.name not in bounded:
-        raise ValueError(
-            f"the first score of `{spec.name}` must be bounded, one of {', '.join(bounded)}; got "
-            f"`{shorten(str(first))}` in `{shorten(text)}`. One of your own is if it has a `log_gap`"
-        )
-    score = registry.get(first.name)
-    if spec.name == "bayes" and not {"logits", "softmax"}.issuperset(score.needs):
-        raise ValueError(
-            "the first score of `bayes` must be one of the logits alone: it is compared with what equal logits give; "
-            f"`{first}` needs {', '.join(score.needs)}, in `{shorten(text)}`. Use it in `sirc`"
-        )
-    for option, value in first.options.items():
-        least, most = score.limits.get(f"{option}_bounded", (-math.inf, math.inf))
-        if isinstance(value, int | float) and not least <= value <= most:
-            raise ValueError(
-                f"`{option}` of `{first.name}` must be from {least:g} to {most:g} as the first score of `{spec.name}`, "
-                f"where it is bounded; got {quoted(value)} in `{shorten(text)}`"
+        is_leaf = name not in COMBINATIONS
+        if args and is_leaf:
+            raise self._error(
+                f"`{name}` is a single score and takes no other specs,", f"Combinations are {', '.join(COMBINATIONS)}"
             )
+        takes = registry.get(name).options if is_leaf else COMBINATIONS[name].keywords
+        for key, value in options.items():
+            if key not in takes:
+                known = ", ".join(f"{keyword}=" for keyword in takes) or "no parameters"
+                raise self._error(f"`{called}` has no parameter `{shorten(key)}`,", f"It takes {known}")
+            if isinstance(value, tuple) and (is_leaf or key not in ("a", "b")):
+                raise self._error(f"`{key}` of `{called}` must be one number; got {quoted(value)}")
+        if is_leaf:
+            return self._leaf(name, options)
+        return self._combination(SCOD if called == "scod" else Spec(name, args), options)
 
+    def _leaf(self, name: str, options: dict[str, Value]) -> Spec:
+        score, given = registry.get(name), {}
+        for key, value in options.items():
+            default = score.options[key]
+            whole = isinstance(default, int)
+            least, most = score.limits.get(key, (1, math.inf) if whole else (-math.inf, math.inf))
+            assert isinstance(value, float)
+            if not least <= value <= most or (whole and value != int(value)):
+                limits = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+                number = "whole number" if whole else "number"
+                raise self._error(f"`{key}` of `{name}` must be a {number} {limits}; got {quoted(value)}")
+            # A tunable option stays even at its default: an option that is given is not tuned.
+            if score.tune is not None or value != default:
+                given[key] = type(default)(value)
+        return Spec(name, (), given)
 
-def _check_numbers(spec: Spec, text: str) -> None:
-    others = spec.args[1:]
-    for key in ("a", "b"):
-        given = spec.numbers(key)
-        if given is not None and len(given) != len(others):
-            raise ValueError(
-                f"`{key}` of `{spec.name}` must give one number for each S2, {len(others)} here; got {len(given)} in "
-                f"`{shorten(text)}`. Write several as `{key}=({', '.join('…' for _ in others)})`"
+    def _combination(self, bare: Spec, options: dict[str, Value]) -> Spec:
+        name, args, combination = bare.name, bare.args, COMBINATIONS[bare.name]
+        if not 2 <= len(args) <= (combination.most or len(args)):
+            count = "2" if combination.most == 2 else "at least 2"
+            raise self._error(f"`{name}` combines {count} specs; got {len(args)}")
+        given = {k: options[k] for k, v in combination.keywords.items() if options.get(k, v) != v}
+        spec = replace(bare, options=given)
+        if spec.has_bounded_first:
+            self._check_first(spec)
+            self._check_numbers(spec)
+            self._check_others(spec)
+        elif name == "linear" and "c" not in options and args != VIM.args:
+            raise self._error("`linear` needs `c`", "Only linear(energy, residual), which is `vim`, finds its own")
+        if combination.compute is not None:
+            for key, default in combination.keywords.items():
+                if default is None and key not in ("a", "b") and key not in options:
+                    raise self._error(f"`{name}` needs `{key}`, a number,")
+        return spec
+
+    def _check_first(self, spec: Spec) -> None:
+        first = spec.args[0]
+        bounded = [name for name in registry.names() if registry.get(name).log_gap]
+        if first.name not in bounded:
+            raise self._error(
+                f"the first score of `{spec.name}` must be bounded, one of {', '.join(bounded)}; got "
+                f"`{shorten(str(first))}`",
+                "A score of your own is bounded if it has a `log_gap`",
             )
-    for key, (least, most, rule) in _RANGES.items():
-        for value in spec.numbers(key) or ():
-            if not least <= value <= most:
-                raise ValueError(f"`{key}` of `{spec.called}` must be {rule}; got {quoted(value)} in `{shorten(text)}`")
-    if spec.tunes and {"a", "b"} & set(spec.options):
-        raise ValueError(f"`budget` of `sirc` finds a and b on validation data: leave them out; got `{shorten(text)}`")
-
-
-def _check_others(spec: Spec, text: str) -> None:
-    for outer in (part for other in spec.args[1:] for part in other.walk()):
-        # μ and σ of a linear form follow from those of its terms; of anything else, only from its values.
-        inside = () if outer.is_leaf or outer.name == "linear" else outer.walk()
-        for part in inside:
-            if is_vim(part) or part.finds_spread or part.tunes:
-                advice = {"linear": "Give its c= explicitly", **dict.fromkeys(("bayes", "both"), "Leave it out")}
-                where = "" if part is outer else f" inside `{shorten(str(outer))}`"
-                raise ValueError(
-                    f"`{shorten(str(part))}`{where} would have to be fitted before this S2 could be, in "
-                    f"`{shorten(text)}`. {advice.get(part.name, 'Give its a= and b= explicitly')}"
+        score = registry.get(first.name)
+        if spec.name == "bayes" and not {"logits", "softmax"}.issuperset(score.needs):
+            raise self._error(
+                "the first score of `bayes` must be one of the logits alone: it is compared with its value for equal "
+                f"logits; `{first}` needs {', '.join(score.needs)},",
+                "Use it in `sirc`",
+            )
+        for option, value in first.options.items():
+            least, most = score.limits.get(f"{option}_bounded", (-math.inf, math.inf))
+            if isinstance(value, int | float) and not least <= value <= most:
+                raise self._error(
+                    f"`{option}` of `{first.name}` must be from {least:g} to {most:g} as the first score of "
+                    f"`{spec.name}`, where it is bounded; got {quoted(value)}"
                 )
 
+    def _check_numbers(self, spec: Spec) -> None:
+        others = spec.args[1:]
+        for key in ("a", "b"):
+            given = spec.numbers(key)
+            if given is not None and len(given) != len(others):
+                raise self._error(
+                    f"`{key}` of `{spec.name}` must give one number for each S2, {len(others)} here; got {len(given)}",
+                    f"Write several as `{key}=({', '.join('…' for _ in others)})`",
+                )
+        for key, (least, most, rule) in _RANGES.items():
+            for value in spec.numbers(key) or ():
+                if not least <= value <= most:
+                    raise self._error(f"`{key}` of `{spec.called}` must be {rule}; got {quoted(value)}")
+        if spec.tunes and {"a", "b"} & set(spec.options):
+            raise self._error("`budget` of `sirc` finds a and b on validation data,", "Leave them out")
 
-def _text(value: Value) -> str:
-    return value if isinstance(value, str) else repr(value)
+    def _check_others(self, spec: Spec) -> None:
+        for outer in (part for other in spec.args[1:] for part in other.walk()):
+            # μ and σ of a linear form follow from its terms; those of any other combination only from its values.
+            for part in () if outer.is_leaf or outer.name == "linear" else outer.walk():
+                if is_vim(part) or part.finds_spread or part.tunes:
+                    advice = {"linear": "Give its c= explicitly", **dict.fromkeys(("bayes", "both"), "Leave it out")}
+                    where = "" if part is outer else f" inside `{shorten(str(outer))}`"
+                    raise self._error(
+                        f"`{shorten(str(part))}`{where} would have to be fitted before this S2 could be,",
+                        advice.get(part.name, "Give its a= and b= explicitly"),
+                    )

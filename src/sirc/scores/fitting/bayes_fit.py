@@ -16,28 +16,28 @@ from sirc.scores.formulas.softmax import softplus
 
 _STEPS, _HALVINGS = 200, 34
 _PENALTY = 1e-3  # on squared weights, beside the mean log-likelihood: keeps them finite on separable rows
-_PRIOR = 0.1  # the penalty with one row on either side: how far g is taken to be what is witnessed without OOD rows
-_LEAST_SLOPE = 1e-3  # for log odds of unit spread, so that it is as small for a network with huge logits
+_PRIOR = 0.1  # the penalty if each side has one row: how strongly the weights are held to those without OOD rows
+_LEAST_SLOPE = 1e-3  # for log odds divided by their standard deviation, as a network may have huge logits
 _SLACK = 0.1  # probability that the bound behind the estimated share fails
 
 
 def calibrate(log_odds: Tensor, wrong: Tensor) -> tuple[float, float]:
     """Offset and positive slope of the log odds under which the wrong rows are likeliest (Platt scaling).
 
-    A Cauchy prior on the shift at the mean and on the log of the slope keeps them near 0 and 1. It is worth a row or
-    two: few rows leave the odds as claimed, and rows that are all right, or perfectly separated, give finite numbers;
-    many rows of a badly calibrated network overrule it.
+    A Cauchy prior keeps the odds at the mean, and the log of the slope, near what is claimed. It counts as much as a
+    row or two: few rows leave the odds as claimed, and many rows of a badly calibrated network overrule it. The numbers
+    are finite even if all rows are right, or perfectly separated.
     """
     from scipy.optimize import minimize
     from scipy.special import expit
 
-    mean, deviation = mean_and_deviation(log_odds.double())
-    t = (log_odds.double().cpu().numpy() - mean) / deviation
+    mean, deviation = mean_and_deviation(log_odds)
+    t = (log_odds.cpu().numpy() - mean) / deviation
     target = wrong.cpu().numpy()
     claimed = np.array([mean, math.log(deviation)])
 
     def loss(theta: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
-        """The value and its derivatives by the shift and by the log of the slope."""
+        """The value, and its derivatives by the shift and the log of the slope."""
         steepness, away = np.exp(theta[1]), theta - claimed
         z = theta[0] + steepness * t
         excess = expit(z) - target
@@ -45,7 +45,7 @@ def calibrate(log_odds: Tensor, wrong: Tensor) -> tuple[float, float]:
         by_data = np.array([excess.mean(), (excess * t).mean() * steepness])
         return value, by_data + 2 * away / (1 + away**2) / len(t)
 
-    with np.errstate(over="ignore", invalid="ignore"):  # on its way the search may try steps that are far too large
+    with np.errstate(over="ignore", invalid="ignore"):  # the search may try steps that are far too large
         start = min((claimed, np.zeros(2)), key=lambda theta: loss(theta)[0])
         shift, log_slope = minimize(loss, start, jac=True, method="BFGS", options={"gtol": 1e-10}).x
     slope = max(math.exp(log_slope), _LEAST_SLOPE) / deviation
@@ -56,6 +56,11 @@ def mean_and_deviation(x: Tensor) -> tuple[float, float]:
     """Mean and standard deviation; a deviation of 0 is returned as 1."""
     mean, deviation = float(x.mean()), float(x.std(correction=0))
     return mean, deviation if deviation > 1e-9 * (1 + abs(mean)) else 1.0
+
+
+def equal_weights(rows: Tensor) -> Tensor:
+    """The same weight for each row; they sum to 1."""
+    return torch.full((len(rows),), 1 / len(rows), dtype=torch.float64, device=rows.device)
 
 
 @dataclass(frozen=True)
@@ -71,14 +76,13 @@ class Contrast:
 def density_ratio(id_terms: Tensor, contrasts: Sequence[Contrast], witnessed: int) -> tuple[float, Tensor]:
     """The constant and the weights ≥ 0 of log g, by logistic regression of each contrast against the ID rows.
 
-    Both sides weigh the same, whatever their numbers, so that the log odds equal log g (for a mixture,
-    log(share + (1 − share)·g)). The fewer rows there are, the nearer the weights stay to those that hold without OOD
-    rows: 1 for the first `witnessed` terms, and 0 for the others.
+    Both sides weigh the same, however many rows they have, so that the log odds equal log g (for a mixture,
+    log(share + (1 − share)·g)). The fewer rows there are, the nearer the weights stay to those without OOD rows: 1 for
+    the first `witnessed` terms, and 0 for the others.
     """
-    id_weight = torch.full((len(id_terms),), 1 / len(id_terms), dtype=torch.float64, device=id_terms.device)
-    sides = []  # columns with the constant's, weights, which way, share
+    sides = []  # the terms with a column for the constant, the weights of rows, the sign of the loss, the ID share
     for contrast in contrasts:
-        for terms, weight, sign in ((id_terms, id_weight, 1.0), (contrast.terms, contrast.weight, -1.0)):
+        for terms, weight, sign in ((id_terms, equal_weights(id_terms), 1.0), (contrast.terms, contrast.weight, -1.0)):
             sides.append((torch.cat([torch.ones_like(terms[:, :1]), terms], 1), weight, sign, contrast.share))
     few = sum(float(weight.square().sum()) for _, weight, _, _ in sides) / len(contrasts)  # 1/n of each side
     pull = torch.full_like(sides[0][0][0], max(_PENALTY, _PRIOR * few))
@@ -117,8 +121,8 @@ def _minimise_above_zero(
 ) -> Tensor:
     """Minimise by projected Newton steps, with all numbers but the first at or above 0.
 
-    They reach the minimum to the last digits, so that rows in another order give the same numbers. A Newton step that
-    is clipped at 0 need not go downhill; a step along the slope, scaled for each number, does.
+    These reach the minimum to the last digits, so that rows in another order give the same numbers. A Newton step that
+    is clipped at 0 may go uphill; then take a step along the slope, scaled for each number.
     """
     value = loss(theta)
     for _ in range(_STEPS):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from sirc._utils import distributed
 from sirc._utils.checks import differences
@@ -13,7 +15,7 @@ from sirc._utils.precision import exact
 from sirc.outputs import Outputs, OutputStore
 from sirc.progress import SILENT, Progress
 from sirc.scores.fitting.fitter import Fitter
-from sirc.scores.fitting.rows import indexed_share, share_length, with_progress
+from sirc.scores.fitting.rows import share_of, with_progress
 from sirc.scores.fitting.state import head_digest
 from sirc.scores.moments import Parameters
 from sirc.scores.scorer import Scorer, parameters_in, tensors_of
@@ -26,7 +28,12 @@ def fit_together(fitter: Fitter, train: object, *, device: torch.device | None, 
     Each process merges the states of all in the order of their ranks, so that all have the same state. Work that can
     fail is done between exchanges, so that no process waits for one that has stopped.
     """
-    rank, world = distributed.rank(), distributed.world()
+    main_only = progress if distributed.is_main() else SILENT
+
+    def batches(name: str) -> Iterator[tuple[Tensor, Outputs]]:
+        indexed = ((torch.arange(rows.start, rows.stop, device="cpu"), read()) for rows, read in share if rows)
+        return with_progress(indexed, device, progress, name, sum(len(rows) for rows, _ in share))
+
     with failing_together():
         if not isinstance(train, Outputs | OutputStore):
             raise ValueError(
@@ -37,9 +44,8 @@ def fit_together(fitter: Fitter, train: object, *, device: torch.device | None, 
         arguments = _arguments(fitter, train)
     _check_same(arguments)
     with failing_together():
-        share = share_length(train, rank, world)
-        batches = with_progress(indexed_share(train, rank, world), device, progress, "fit, first pass", share)
-        fitter._read(batches, progress if rank == 0 else SILENT)
+        share = share_of(train, distributed.rank(), distributed.world())
+        fitter._read(batches("fit, first pass"), main_only)
         saved = fitter._state.save()
     place = device or (train.device if isinstance(train, Outputs) else torch.device("cpu"))
     merged = fitter._state.empty()
@@ -49,10 +55,9 @@ def fit_together(fitter: Fitter, train: object, *, device: torch.device | None, 
     if device is not None:
         fitter._tuning = fitter._tuning.to(device)
     with failing_together():
-        parameters, second = fitter._solve(sampled=False, progress=progress if rank == 0 else SILENT)
+        parameters, second = fitter._solve(sampled=False, progress=main_only)
         if second is not None:
-            batches = with_progress(indexed_share(train, rank, world), device, progress, "fit, second pass", share)
-            second.read(batches, merged.check_batch)
+            second.read(batches("fit, second pass"), merged.check_batch)
     if second is not None:
         second.load(gather_tensors(second.save()), place)
         with failing_together():
@@ -65,7 +70,7 @@ def fit_together(fitter: Fitter, train: object, *, device: torch.device | None, 
 
 
 def _arguments(fitter: Fitter, train: Outputs | OutputStore) -> dict[str, object]:
-    """A summary of the arguments, which must be the same in every process."""
+    """What must be the same in every process."""
     return {
         "specs": ", ".join(fitter.specs),
         "crossfit": fitter.crossfit,

@@ -55,26 +55,25 @@ def fit(
     Args:
         specs: one spec or several; by default `scod`.
         train: an `Outputs`, an `OutputStore`, or any iterable of batches (`Outputs`, dicts or tuples of arrays). It is
-            read twice. An iterator that can be read only once is, and a random sample of 12,500 rows replaces the
-            second pass.
+            read twice; if it is an iterator, once, and a random sample of 12,500 rows replaces the second pass.
         head: the final linear layer (`sirc.find_head(model, example)`), which `residual`, `vim` and others need.
-        crossfit: which parameters score the training rows for the statistics inside `sirc`, `bayes` and `vim`. With
-            `"auto"` and fewer than 100 rows for each feature, those fitted without the row (by a formula) or, for
-            scores that have no such formula, without its fold, one of five; with more rows, those fitted to all. 0
-            always takes the latter, the paper's in-sample rule; 2 or more is a number of folds.
+        crossfit: how training rows are scored for the statistics inside `sirc`, `bayes` and `vim`. If there are fewer
+            than 100 rows for each feature, `"auto"` scores each row without having fitted on it: by a formula or, for
+            scores without such a formula, by leaving out its fold, one of five. With more rows it scores them with the
+            parameters fitted to all. 0 always does so, which is the paper's rule; 2 or more is the number of folds.
         val: labelled ID rows that the network was not trained on. They tune the options of `max_logit_pnorm`,
             `tempered_msp` and `tempered_entropy`, the calibration of `bayes`, a `budget` of `sirc` and the quantiles of
-            `both`; `delta_mahalanobis` and `delta_knn` compare with its right and wrong rows.
+            `both`; `delta_mahalanobis` and `delta_knn` compare rows with the right and wrong ones among them.
         ood: OOD rows, or a dict of sets that weigh the same, from which `bayes` learns how OOD rows differ from `val`.
-        unlabelled: a mixture of ID and OOD rows, as met in use, for the same purpose.
-        on_unfit: what to do with specs that these data cannot fit. "stop" raises an error that names them, before the
+        unlabelled: a mixture of ID and OOD rows, such as rows from production, for the same purpose.
+        on_unfit: what to do if these data cannot fit some specs. "stop" raises an error that names them, before the
             first pass if possible; "skip" fits the others and warns which were left out and why.
         device: where to compute, if not where the rows are; batches are moved there one by one.
         distributed: whether all processes of the default torch.distributed group make this call, with the same
             arguments and an `OutputStore` or `Outputs` as `train`. Each reads its share of the rows, and all get the
             scorer that one process would make.
         progress: whether to show progress bars, by default at a terminal and in a notebook; or a
-            `sirc.progress.Progress`. It also notes scores that do not suit a network with such features.
+            `sirc.progress.Progress`. It also notes scores that do not suit the network's features.
 
     Example:
         >>> import sirc, torch
@@ -120,10 +119,10 @@ def fit(
 class Fitter:
     """`fit` in steps, for data in several places: `update` with batches, `merge` with other fitters, `finish`.
 
-    Where workers read different parts, pass each batch with the dataset indices of its rows: any split of the rows, in
-    any order, then gives the parameters of a single pass. `finish(train)` makes the second pass over `train`; with
-    `one_pass=True` a random sample of the rows replaces it, and `finish()` takes none. Given `train`, the constructor
-    checks the specs against it at once. The other arguments are those of `sirc.fit`.
+    If several workers read parts of the data, pass the dataset indices of the rows with each batch: any split of the
+    rows, in any order, then gives the parameters of a single pass. `finish(train)` makes the second pass over `train`.
+    With `one_pass=True` a random sample of the rows replaces it: call `finish()`. Given `train`, the constructor checks
+    at once whether it can fit the specs. The other arguments are those of `sirc.fit`.
 
     Example:
         >>> import sirc, torch
@@ -186,7 +185,7 @@ class Fitter:
         return self
 
     def _check(self, rows: Outputs | OutputStore | None, *, whole: bool = True) -> None:
-        """Leave out, or refuse, specs that rows like these cannot fit; if these are all the rows, too few count too."""
+        """Leave out, or refuse, specs that rows like these cannot fit; `whole` if these are all, and may be too few."""
         rows = rows if rows is not None and len(rows) else None
         find = partial(unmet, head=self.head is not None, val=self._validates, rows=rows, whole=whole)
         alone = [scod.with_only(witness) for scod in self._defaults for witness in scod.args[1:]]
@@ -200,7 +199,7 @@ class Fitter:
         return list({str(part): part for part in parts if part.is_default}.values())
 
     def _reduce(self, lacking: Mapping[Spec, str]) -> None:
-        """Drop from each `scod` the witnesses that are made from these specs."""
+        """Drop from each `scod` the witnesses that contain these specs."""
         before = dict(self._state.reduced)
         for spec in self._defaults:
             kept = [witness for witness in spec.args[1:] if not containing([witness], lacking)]
@@ -216,13 +215,13 @@ class Fitter:
         self._drop({spec: why for part, why in unfit.items() for spec in containing(self._state.parsed, [part])})
 
     def _leave_out_statistics(self, unfit: Mapping[Spec, str]) -> None:
-        """Leave out, or refuse, the specs with a combination that needs statistics of these scores."""
+        """Leave out, or refuse, the specs with a fitted combination of these scores."""
         self._reduce(unfit)
         combinations = self._state.combinations
         self._leave_out({spec: why for leaf, why in unfit.items() for spec in containing(combinations, [leaf])})
 
     def _drop(self, reasons: Mapping[Spec, str]) -> None:
-        """Leave these specs out, or refuse them together; refuse also if no spec would be left."""
+        """Leave these specs out; raise an error instead if `on_unfit` says so, or if no spec would be left."""
         parsed = zip(self.specs, self._state.parsed, strict=True)
         unfit = {text: reasons[spec] for text, spec in parsed if spec in reasons}
         kept = [text for text in self.specs if text not in unfit]
@@ -236,11 +235,11 @@ class Fitter:
     def _choose(self, specs: Sequence[str]) -> None:
         if self.count:
             self._state.choose(specs)
-        else:
+        else:  # a new state, which will accumulate no more than these specs need
             self._state = self._state.empty(specs)
 
     def _read(self, batches: IndexedBatches, progress: Progress) -> None:
-        """Read the batches of the first pass; note scores that do not suit the features of the first batch."""
+        """Read the batches of the first pass, and note scores that do not suit the features of the first batch."""
         for index, batch in batches:
             if not self.count:
                 warn_unsuited(self.specs, batch, progress)
@@ -283,10 +282,10 @@ class Fitter:
         in_sample = "" if self._state.folds else " and `crossfit=0`"
         whose = f"with {each:.3g} rows for each feature{in_sample}, rows that were not fitted on"
         advice = 'Pass `crossfit="auto"`, or fit on more rows' if in_sample else "Fit on more rows"
-        self._warned = warn_far(whose, second.standings(settled, parameters), advice)
-        outliers = "Far larger values stretch σ: leave those rows out, or use `bayes`, which takes the median"
-        self._warned |= warn_far("typical training rows", second.typical_standings(settled, parameters), outliers)
-        self._id_rows = second.sample(settled, parameters)
+        self._warned = warn_far(whose, second.standings(settled), advice)
+        outliers = "A few huge values make σ large: leave those rows out, or use `bayes`, which takes the median"
+        self._warned |= warn_far("typical training rows", second.typical_standings(settled), outliers)
+        self._id_rows = second.sample(settled)
         for key, spec in self._state.reduced.items():
             if key in parameters:
                 places = [WITNESSES.index(witness) for witness in spec.args[1:]]
@@ -294,9 +293,9 @@ class Fitter:
         return parameters
 
     def _solve(self, *, sampled: bool, progress: Progress) -> tuple[Parameters, SecondPass | None]:
-        """The parameters of single scores, and the second pass to make if combinations are fitted.
+        """The parameters of single scores, and the second pass if combinations are fitted.
 
-        With `sampled`, that pass has already read the rows that were kept from the first.
+        With `sampled`, that pass has already read its rows, a sample kept from the first pass.
         """
         state = self._state
         state.flush()
@@ -328,19 +327,19 @@ class Fitter:
         return parameters, second
 
     def _solve_scores(self, evidence: Evidence, progress: Progress) -> tuple[Parameters, list[Parameters]]:
-        """All that each score's `solve` returns, from all rows and, for scores that need folds, without each fold."""
+        """What each score's `solve` returns for all rows and, for scores that need folds, without each fold."""
         state = self._state
         steps = [partial(each_or_why, [leaf], partial(solve, evidence=evidence)) for leaf in state.leaves]
         folds = range(state.folds + 1) if state.crossfitted and state.folds else ()
         steps += [partial(state.solve_without, fold, self._tuning.val) for fold in folds]
-        found = []
+        solutions = []
         name = f"fit, solving {shorten(', '.join(map(str, state.leaves)), 40)}"
         with (progress if steps else SILENT).task(name, len(steps), unit="steps") as task:
             for solution in side_by_side(steps, state.device):
-                found.append(solution)
+                solutions.append(solution)
                 task.advance()
-        solved, without = found[: len(state.leaves)], found[len(state.leaves) :]
-        if without and without[-1][1]:  # a fit without the judging rows failed, so there is nothing to judge with
+        solved, without = solutions[: len(state.leaves)], solutions[len(state.leaves) :]
+        if without and without[-1][1]:  # the fit without the judging rows failed, so do not judge
             without[-1] = {}, {}
         self._leave_out({leaf: why for _, unfit in solved for leaf, why in unfit.items()})
         for _, unfit in without:
@@ -348,7 +347,7 @@ class Fitter:
         return {leaf: values for part, _ in solved for leaf, values in part.items()}, [part for part, _ in without]
 
     def _held_out(self, evidence: Evidence, solved: Parameters) -> dict[str, registry.HeldOut]:
-        """The functions that score each training row as if `solve` had not seen it, of the scores that have one."""
+        """The functions that score each training row as if `solve` had not seen it, for the scores that have one."""
         state = self._state
 
         def held_out(leaf: Spec) -> registry.HeldOut:
@@ -357,12 +356,12 @@ class Fitter:
             return score.held_out(evidence, solved[str(leaf)], **{**score.options, **leaf.options})
 
         functions, unfit = each_or_why(state.held_out if state.scarce or state.folds else [], held_out)
-        if state.folds:  # in sample, they only judge
+        if state.folds:  # without folds they only judge
             self._leave_out_statistics(unfit)
         return functions
 
     def _judge(self, scorer: Scorer) -> None:
-        """Warn if validation rows stand far from 0 on the scale of an S2, unless training rows gave a warning."""
+        """Warn if validation rows stand far from 0 on the scale of an S2, unless there was a warning already."""
         val, scales = self._tuning.val, [spec for spec in self._state.combinations if spec.finds_spread]
         if val is None or not len(val) or not scales or self._warned:
             return
@@ -371,13 +370,13 @@ class Fitter:
         for spec in scales:
             for s2, a, b in zip(spec.args[1:], *(scorer.parameters[str(spec)][name] for name in "ab"), strict=True):
                 z = (columns.value(s2) - float(a)) * float(b) - 3
-                compares = any(registry.get(leaf.name).val for leaf in needed_leaves([s2]))  # with these very rows
+                compares = any(registry.get(leaf.name).val for leaf in needed_leaves([s2]))  # to these very rows
                 if not compares and bool(z.isfinite().all()):  # scoring other rows raises an error
                     standings.append(Standing(s2, float(z.median()), float(z.std(correction=0)), len(z)))
         warn_far("rows of `val`", standings, "Fit on more rows, or on rows that are more like these")
 
     def _scorer(self, parameters: Parameters) -> Scorer:
-        """Tune the combinations, and make the scorer with marks of the rows that it learnt from."""
+        """Tune the combinations, and make the scorer, with marks of the rows that it learnt from."""
         state = self._state
         make = partial(Scorer, num_classes=state.num_classes, num_features=state.num_features)
         scorer = make(self.specs, parameters)
@@ -387,7 +386,7 @@ class Fitter:
         if self.left_out and is_main():
             warn(f"left out: {why_unfit(self.left_out)}")
         if self.missing and self._defaults and is_main():
-            warn(f"`scod` does with fewer witnesses: {why_unfit(self.missing, what='of them')}")
+            warn(f"`scod` uses fewer witnesses: {why_unfit(self.missing, what='of them')}")
         parameters = {**parameters, **{key: {**parameters.get(key, {}), **part} for key, part in tuned.items()}}
         marks, rows = empty_sample().merge(state.marks), state.count if state.learns else 0
         for outputs in self._tuning.sets.values() if self._tuning.used(state.parsed) else ():
@@ -396,6 +395,6 @@ class Fitter:
         return make(self.specs, parameters, fitted_on=marks.rows()[1].get("mark"), fitted_rows=rows)
 
 
-def _declared(leaf: str, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters of a score among all that its `solve` found."""
-    return {name: value for name, value in found.items() if name in registry.get(parse(leaf).name).parameters}
+def _declared(leaf: str, solved: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters of a score among all that its `solve` solved."""
+    return {name: value for name, value in solved.items() if name in registry.get(parse(leaf).name).parameters}

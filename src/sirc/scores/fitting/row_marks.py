@@ -1,4 +1,4 @@
-"""Row marks: fingerprints of a sample of fitting rows, to recognise them in data that should be new."""
+"""Row marks: fingerprints of a sample of the fitting rows, which recognise these rows in data that should be new."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from sirc.scores.moments import Reservoir, row_hash
 _SAMPLE = 4096
 _SEED = 11  # so that it samples other rows than the bank
 _MARKS = 4
-_CLOSE = 1e-5  # relative: rounding changes the marks of a recomputed row by less, other rows differ by more
+_CLOSE = 1e-5  # relative: recomputing a row changes its marks by less, other rows differ by more
 _BLOCK = 1 << 12
 
 
 def empty_sample() -> Reservoir:
-    """A sample of marks without rows: up to 4096 rows, the same for any order and any number of workers."""
+    """An empty sample of marks, for up to 4096 rows: the same rows in any order and with any number of workers."""
     return Reservoir(_SAMPLE, seed=_SEED)
 
 
 def mark_rows(sample: Reservoir, index: Tensor, logits: Tensor) -> None:
     """Add the marks of rows to a sample, given their dataset indices and their logits."""
-    rows = sample.admits(index).nonzero()[:, 0]  # skip the logits of all others
+    rows = sample.admits(index).nonzero()[:, 0]
     sample.update(index[rows], {"mark": row_marks(logits[rows.to(logits.device)]).cpu()})
 
 

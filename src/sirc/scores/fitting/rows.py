@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TypeAlias, final
 
 import torch
@@ -47,28 +48,15 @@ def indexed_batches(train: OutputsLike, name: str = "train") -> Iterator[tuple[T
         start += len(outputs)
 
 
-def indexed_share(train: Outputs | OutputStore, rank: int, world: int) -> Iterator[tuple[Tensor, Outputs]]:
-    """Every `world`-th block or shard, starting at `rank`, with the same row indices as in `indexed_batches`."""
-    if isinstance(train, Outputs):
-        for start in range(rank * BLOCK_ROWS, len(train), world * BLOCK_ROWS):
-            batch = train[start : start + BLOCK_ROWS]
-            yield torch.arange(start, start + len(batch), device="cpu"), batch
-        return
-    skipped = train.skipped
-    for i in range(rank, train.num_shards, world):
-        batch = train.shard(i)
-        item = i * train.shard_size
-        start = item - bisect_left(skipped, item)
-        if len(batch):
-            yield torch.arange(start, start + len(batch), device="cpu"), batch
-
-
-def share_length(train: Outputs | OutputStore, rank: int, world: int) -> int:
-    """The number of rows in `indexed_share`, without reading them."""
+def share_of(train: Outputs | OutputStore, rank: int, world: int) -> list[tuple[range, Callable[[], Outputs]]]:
+    """Every `world`-th block or shard from `rank` on: its row indices, as in `indexed_batches`, and how to read it."""
     if isinstance(train, Outputs):
         starts = range(rank * BLOCK_ROWS, len(train), world * BLOCK_ROWS)
-        return sum(min(BLOCK_ROWS, len(train) - start) for start in starts)
-    return sum(len(train.index(i)) for i in range(rank, train.num_shards, world))
+        blocks = [range(start, min(start + BLOCK_ROWS, len(train))) for start in starts]
+        return [(rows, partial(train.__getitem__, slice(rows.start, rows.stop))) for rows in blocks]
+    skipped, items = train.skipped, [*range(0, train.size, train.shard_size), train.size]
+    bounds = [item - bisect_left(skipped, item) for item in items]
+    return [(range(*bounds[i : i + 2]), partial(train.shard, i)) for i in range(rank, train.num_shards, world)]
 
 
 def with_progress(
@@ -83,7 +71,7 @@ def with_progress(
 
 @final
 class RowBuffer:
-    """Joins small batches and passes them on in blocks of at least `BLOCK_ROWS` rows."""
+    """Joins small batches into blocks of at least `BLOCK_ROWS` rows, and passes these to `consume`."""
 
     def __init__(self, consume: Callable[[Tensor, Outputs], None]) -> None:
         self._consume = consume
@@ -112,10 +100,10 @@ class RowBuffer:
 
 
 def checksums(index: Tensor, outputs: Outputs) -> Tensor:
-    """Two checksums of a few columns of each row: the first ignores the order of the rows, the second does not."""
+    """Two checksums of some columns of the rows: the first ignores the order of the rows, the second does not."""
     rows = outputs.logits if outputs.features is None else outputs.features
     some = rows[:, :: max(1, rows.shape[1] // 16)].double()
-    # Columns have different weights, since features often have the same sum in all rows (LayerNorm, softmax).
+    # The columns have different weights: often all rows have the same plain sum (after LayerNorm or softmax).
     column = torch.arange(1, some.shape[1] + 1, device=some.device).to(some)
     weight = torch.stack((torch.ones_like(index), fold_of(index, 1009, seed=1)))
     return (weight.to(some) @ (some @ column)).cpu()

@@ -1,4 +1,4 @@
-"""The second pass over training rows: statistics of S2 scores, for SIRC's a and b and ViM's c."""
+"""The second pass over training rows: statistics of S2 scores, for the a and b of `sirc` and the c of `vim`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from sirc.scores.scorer import cast_parameters, check_values
 from sirc.scores.spec import WITNESSES, Spec, is_vim, parse
 
 _MAX_LOGIT = Spec("max_logit")
-_ROWS, _SEED = 4096, 12  # the sample of values, and the seed that makes its rows others than those of the bank
-_BEYOND_BANK = 1.1  # times the rows of the bank: with more training rows, those outside it give the statistics
+_ROWS, _SEED = 4096, 12  # of the sample of values; with this seed its rows are not those of the bank
+_BEYOND_BANK = 1.1  # with more training rows than this times the bank, rows outside the bank give the statistics
 _BELOW = 0.15865525393145707  # the share of a normal distribution that lies more than σ below its mean
-_JUDGING = 2000  # about how many rows measure how far in-sample statistics are off
-_PARTS = ("all", "outside", "judged")  # rows whose moments are kept: all, those outside the bank, those that judge
+_JUDGING = 2000  # about so many judging rows measure how far in-sample statistics are off
+_PARTS = ("all", "outside", "judged")  # whose moments are kept: all rows, those outside the bank, the judging rows
 _T = TypeVar("_T")
 
 IdRows: TypeAlias = Mapping[str, tuple[Tensor, list[Tensor]]]
@@ -33,9 +33,8 @@ IdRows: TypeAlias = Mapping[str, tuple[Tensor, list[Tensor]]]
 
 
 def fitted_combinations(specs: Iterable[Spec]) -> list[Spec]:
-    """The distinct combinations inside these specs whose parameters are statistics of training rows."""
+    """The distinct combinations inside these specs whose parameters are statistics of training rows; `vim` first."""
     fitted = {str(part): part for spec in specs for part in spec.walk() if is_vim(part) or part.finds_spread}
-    # c comes before the a and b of a `sirc` with `vim` inside.
     return sorted(fitted.values(), key=lambda spec: not is_vim(spec))
 
 
@@ -55,7 +54,7 @@ def evidence_of(specs: Iterable[Spec]) -> frozenset[str]:
 
 
 def each_or_why(specs: Iterable[Spec], function: Callable[[Spec], _T]) -> tuple[dict[str, _T], dict[Spec, str]]:
-    """The results of a function of each spec, and for specs where it raised a `ValueError`, the error's text."""
+    """A function's results for each spec, and the error's text for specs where it raised a `ValueError`."""
     results: dict[str, _T] = {}
     unfit: dict[Spec, str] = {}
     for spec in specs:
@@ -86,10 +85,10 @@ class SecondPass:
     One pass suffices even for an S2 with a fitted c inside: μ and σ of energy + c·residual follow from the means and
     the covariance of energy and residual, for any c.
 
-    `held_out` has the scores that leave each row out by a formula. `folds` has the parameters of the other scores: for
-    each fold, those fitted without its rows, and last those fitted without the judging rows, whose values show how far
-    from the statistics new rows will lie. `judge_of` is the number of training rows if the statistics are in-sample,
-    else 0; the `held_out` values of some of the rows then judge.
+    `held_out` has functions of scores that leave each row out by a formula. `folds` has the parameters of the other
+    scores: for each fold, those fitted without its rows; last, those fitted without the judging rows. The values of
+    judging rows show how far new rows will lie from the statistics. If the statistics are in-sample, `judge_of` is the
+    number of training rows, and the `held_out` values of some rows judge; else it is 0.
     """
 
     def __init__(
@@ -101,15 +100,14 @@ class SecondPass:
         held_out: Mapping[str, registry.HeldOut],
         judge_of: int,
     ) -> None:
-        self.rows_read = 0
-        self.checksums = torch.zeros(2, dtype=torch.float64, device="cpu")
+        self._clear()
         self._combinations = combinations
         self._evidence = evidence
         self._parameters = parameters
         self._terms = _all_terms(combinations)
-        if any(spec.is_default for spec in combinations):  # the witness of a `scod` that has no other
+        if any(spec.is_default for spec in combinations):  # a `scod` that loses all witnesses falls back to the last
             self._terms.setdefault(str(WITNESSES[-1]), WITNESSES[-1])
-        # `bayes` takes its statistics from a sample: a term that nothing else needs is computed for sampled rows alone.
+        # `bayes` takes its statistics from a sample: terms that only it needs are computed for sampled rows alone.
         self._of_all_rows = list(_all_terms(spec for spec in combinations if spec.name != "bayes"))
         self._searching = {name for name, term in self._terms.items() if "bank" in evidence_of([term])}
         self._folds = folds
@@ -118,15 +116,20 @@ class SecondPass:
         self._labelled = counts_classes(evidence_of(map(parse, held_out)))
         self._bank: Reservoir | None = None
         self._sampled = False
-        self._moments = {part: Moments() for part in _PARTS}
+        self._scales: Parameters = {}  # the c of each `vim`, once settled
         self._firsts = {str(spec.args[0]): spec.args[0] for spec in combinations if spec.name == "bayes"}
-        self._rows = Reservoir(_ROWS, _SEED)
         self._cast: dict[tuple[torch.device, torch.dtype, int], Parameters] = {}
+
+    def _clear(self) -> None:
+        self.rows_read = 0
+        self.checksums = torch.zeros(2, dtype=torch.float64, device="cpu")
+        self._moments = {part: Moments() for part in _PARTS}
+        self._rows = Reservoir(_ROWS, _SEED)
 
     def leave_out_bank(self, bank: Reservoir, rows: int) -> None:
         """Take the statistics of scores that search the bank from rows outside it.
 
-        If too few are outside, all rows count, and each is left out of its own search, or its nearest neighbour is.
+        If too few rows are outside, all count, and a row's search leaves out the row itself, or its nearest neighbour.
         """
         if not self._searching:
             return
@@ -152,12 +155,12 @@ class SecondPass:
 
     @property
     def _ordered(self) -> bool:
-        """Whether rows need the index that they had in the first pass, which gives their fold or place in the bank."""
+        """Whether rows must come with the index of the first pass, which gives their fold or place in the bank."""
         return bool(self._folds) or self._bank is not None
 
     def read_sample(self, index: Tensor, columns: Mapping[str, Tensor]) -> None:
         """Read rows kept from the first pass in place of a second pass."""
-        self._add(index, Outputs._trusted(columns["logits"], columns.get("features"), columns.get("labels")))
+        self._add(index, Outputs._trusted(**columns))
         self._sampled = True
 
     def _add(self, index: Tensor, batch: Outputs) -> None:
@@ -178,8 +181,8 @@ class SecondPass:
     def _judge(self, batch: Outputs, judging: Tensor, fold: int) -> None:
         """Add the values of the judging rows, scored with the parameters of a fold or, if it is −1, of all rows."""
         if len(rows := judging.nonzero()[:, 0]):
-            columns, _ = self._columns(batch[rows.to(batch.device)], fold, self._held_out, list(self._terms))
-            self._moments["judged"].add(torch.stack(list(columns.values()), -1))
+            columns, _ = self._columns(batch[rows.to(batch.device)], fold, self._held_out, self._terms)
+            self._moments["judged"].add(_stacked(columns))
 
     def _add_rows(self, index: Tensor, batch: Outputs, fold: int) -> None:
         held_out = {} if self._judge_of else self._held_out
@@ -189,35 +192,36 @@ class SecondPass:
         columns: dict[str, Tensor] = {}
         if self._of_all_rows:
             columns, _ = self._columns(batch, fold, held_out, self._of_all_rows)
-            values = torch.stack(list(columns.values()), -1)
+            values = _stacked(columns)
             self._moments["all"].add(values)
             if self._bank is not None:
                 self._moments["outside"].add(values[outside.to(values.device)])
         if len(some := (outside & self._rows.admits(index)).nonzero()[:, 0]):
             here = some.to(batch.device)
             others = [name for name in self._terms if name not in columns]
-            further: dict[str, Tensor] = {}
+            sampled = {name: column[here] for name, column in columns.items()}
             log_gaps: dict[str, Tensor] = {}
             if others or self._firsts:
                 further, log_gaps = self._columns(batch[here], fold, held_out, others, self._firsts)
-            sampled = {name: columns[name][here] if name in columns else further[name] for name in self._terms}
-            self._rows.update(index[some], {"values": torch.stack(list(sampled.values()), -1), **log_gaps})
+                sampled |= further
+            values = _stacked({name: sampled[name] for name in self._terms})
+            self._rows.update(index[some], {"values": values, **log_gaps})
 
     def _columns(
         self,
         batch: Outputs,
         fold: int,
         held_out: Mapping[str, registry.HeldOut],
-        names: Sequence[str],
-        firsts: Mapping[str, Spec] | None = None,
+        names: Iterable[str],
+        firsts: Mapping[str, Spec] = {},
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The terms of these names, and log(S1max − S1) of these first scores, of each row."""
+        """The values of the terms of these names, and log(S1max − S1) of these first scores."""
         dtype = torch.float64 if batch.features is None else working_dtype(batch.features.dtype)
         key = (batch.device, dtype, fold)
         if key not in self._cast:
             parameters = self._parameters | (self._folds[fold] if self._folds else {})
             self._cast[key] = cast_parameters(parameters, batch.device, dtype)
-        terms, firsts = {name: self._terms[name] for name in names}, firsts or {}
+        terms = {name: self._terms[name] for name in names}
         reads = array_reads([*terms.values(), *firsts.values()])
         evaluator = Evaluator(
             batch.logits, batch.features, reads, self._cast[key], held_out=held_out, labels=batch.labels
@@ -235,10 +239,8 @@ class SecondPass:
         return tensors | {f"row {name}": x for name, x in self._rows.save().items()}
 
     def load(self, passes: Iterable[Mapping[str, Tensor]], device: torch.device) -> None:
-        """Become the sum of saved passes, added in their order, on `device`."""
-        self.rows_read, self.checksums = 0, torch.zeros_like(self.checksums)
-        self._moments = {part: Moments() for part in _PARTS}
-        self._rows = Reservoir(_ROWS, _SEED)
+        """Replace all statistics by the sum of saved passes, added in their order, on `device`."""
+        self._clear()
         for tensors in passes:
             self.rows_read += int(tensors["rows_read"])
             self.checksums += tensors["checksums"].cpu()
@@ -247,10 +249,7 @@ class SecondPass:
             self._rows.load(under("row ", tensors, device))
 
     def check_rows(self, count: int, checksums: Tensor) -> None:
-        """Require as many rows as the first pass read, and, if rows are left out, the same rows.
-
-        `count` and `checksums` are those of the first pass.
-        """
+        """Require as many rows as the `count` of the first pass, and the same rows if each is scored without itself."""
         if self._sampled:
             return
         if self.rows_read != count:
@@ -272,17 +271,17 @@ class SecondPass:
         if changed:
             self._moments["judged"] = Moments()
 
-    def settle(self, combinations: Iterable[Spec]) -> tuple[Parameters, dict[Spec, str]]:
+    def settle(self, combinations: Sequence[Spec]) -> tuple[Parameters, dict[Spec, str]]:
         """The parameters of some combinations, and the reasons why some have none.
 
         c = mean max logit / mean residual norm; a = μ − 3σ and b = 1/σ of each S2. For `bayes`, μ and σ are the median
         of a sample and its distance to the quantile that lies σ below a normal mean: a few rows cannot distort them.
         """
-        combinations = list(combinations)
         scales, unfit = each_or_why(filter(is_vim, combinations), lambda spec: {"c": self._vim_scale(spec)})
+        self._scales = scales
 
         def spreads(spec: Spec) -> dict[str, Tensor]:
-            spread = [self._center_and_scale(spec, s2, scales) for s2 in spec.args[1:]]
+            spread = [self._center_and_scale(spec, s2) for s2 in spec.args[1:]]
             mu, sigma = (torch.tensor(x, dtype=torch.float64, device="cpu") for x in zip(*spread, strict=True))
             return {"a": mu - 3 * sigma, "b": 1 / sigma}
 
@@ -313,25 +312,25 @@ class SecondPass:
             )
         return (top / norm).reshape(1)
 
-    def _center_and_scale(self, spec: Spec, s2: Spec, parameters: Parameters) -> tuple[float, float]:
-        """The μ and σ that a combination takes of an S2."""
-        return (self._typical if spec.name == "bayes" else self._spread)(spec, s2, parameters)
+    def _center_and_scale(self, spec: Spec, s2: Spec) -> tuple[float, float]:
+        """The μ and σ of an S2 that this combination uses."""
+        return (self._typical if spec.name == "bayes" else self._spread)(spec, s2)
 
-    def _spread(self, spec: Spec, s2: Spec, parameters: Parameters) -> tuple[float, float]:
+    def _spread(self, spec: Spec, s2: Spec) -> tuple[float, float]:
         """Mean and standard deviation of an S2."""
-        form = _linear_form(s2, parameters)
+        form = self._linear_form(s2)
         outside = self._bank is not None and self._searching & set(form)
         mean, sigma = _moments_of(form, self._moments["outside" if outside else "all"], self._of_all_rows)
-        return self._checked(spec, s2, form, mean, sigma)
+        self._check_spread(spec, s2, mean, sigma)
+        return mean, sigma
 
-    def _checked(
-        self, spec: Spec, s2: Spec, form: Mapping[str, float], mean: float, sigma: float
-    ) -> tuple[float, float]:
+    def _check_spread(self, spec: Spec, s2: Spec, mean: float, sigma: float) -> None:
         if not math.isfinite(mean) or not math.isfinite(sigma):
             raise ValueError(
                 f"`{s2}` must be finite on the training rows for `{spec}`; its mean is {mean}, σ is {sigma}"
             )
-        floor = max([1e-12 * abs(mean), *(abs(c) * self._resolution(name) for name, c in form.items())])
+        form = self._linear_form(s2).items()
+        floor = max([1e-12 * abs(mean), *(abs(c) * self._resolution(name) for name, c in form)])
         if sigma <= floor:
             advice = "fit on more rows"
             if spec.name != "bayes":
@@ -340,48 +339,57 @@ class SecondPass:
                 f"`{s2}` does not vary over the training rows by more than rounding (σ = {sigma:.3g}, of which up to "
                 f"{floor:.3g} is rounding), so `{spec}` has no scale to read it on. Choose another S2, {advice}"
             )
-        return mean, sigma
 
-    def _typical(self, spec: Spec, s2: Spec, parameters: Parameters) -> tuple[float, float]:
+    def _typical(self, spec: Spec, s2: Spec) -> tuple[float, float]:
         """The median of an S2 and its distance to the quantile one σ below; the standard deviation if these two tie."""
-        values = self._sampled_values(s2, parameters)
+        values = self._sampled_values(s2)
         mean, sigma = float(values.mean()), float(values.std(correction=0))
-        self._checked(spec, s2, _linear_form(s2, parameters), mean, sigma)
+        self._check_spread(spec, s2, mean, sigma)
         low, middle = torch.quantile(values, values.new_tensor([_BELOW, 0.5])).tolist()
         return middle, middle - low if middle - low > 1e-6 * sigma else sigma
 
-    def _sampled_values(self, s2: Spec, parameters: Parameters) -> Tensor:
-        form, (_, columns) = _linear_form(s2, parameters), self._rows.rows()
+    def _sampled_values(self, s2: Spec) -> Tensor:
+        form, (_, columns) = self._linear_form(s2), self._rows.rows()
         return columns["values"] @ columns["values"].new_tensor([form.get(name, 0.0) for name in self._terms])
 
-    def sample(self, combinations: Iterable[Spec], parameters: Parameters) -> IdRows:
-        """For each `bayes`, log(S1max − S1) and the S2 scores of some training rows, each left out of its fit."""
+    def sample(self, combinations: Iterable[Spec]) -> IdRows:
+        """For each `bayes`, log(S1max − S1) and the S2 scores of a sample of training rows."""
         _, columns = self._rows.rows()
         return {
-            str(spec): (columns[str(spec.args[0])], [self._sampled_values(s2, parameters) for s2 in spec.args[1:]])
+            str(spec): (columns[str(spec.args[0])], [self._sampled_values(s2) for s2 in spec.args[1:]])
             for spec in combinations
             if spec.name == "bayes"
         }
 
-    def standings(self, combinations: Iterable[Spec], parameters: Parameters) -> Iterator[Standing]:
-        """Where the judging rows stand on the scale of each S2; nothing without such rows."""
+    def standings(self, combinations: Iterable[Spec]) -> Iterator[Standing]:
+        """Where the judging rows stand on the scale of each S2."""
         judged = self._moments["judged"]
         for spec in combinations if judged.count else ():
             for s2 in () if is_vim(spec) else spec.args[1:]:
-                form = _linear_form(s2, parameters)
+                form = self._linear_form(s2)
                 if self._folds and self._searching & set(form):  # judging rows may be in the bank
                     continue
-                center, scale = self._center_and_scale(spec, s2, parameters)
+                center, scale = self._center_and_scale(spec, s2)
                 mean, sigma = _moments_of(form, judged, list(self._terms))
                 yield Standing(s2, (mean - center) / scale, sigma / scale, judged.count)
 
-    def typical_standings(self, combinations: Iterable[Spec], parameters: Parameters) -> Iterator[Standing]:
+    def typical_standings(self, combinations: Iterable[Spec]) -> Iterator[Standing]:
         """Where typical training rows stand: far from 0 if a few huge values determine μ and σ of an S2."""
         for spec in combinations:
             for s2 in () if spec.name == "bayes" or is_vim(spec) else spec.args[1:]:
-                mean, sigma = self._spread(spec, s2, parameters)
-                median, below = self._typical(spec, s2, parameters)
+                mean, sigma = self._spread(spec, s2)
+                median, below = self._typical(spec, s2)
                 yield Standing(s2, (median - mean) / sigma, below / sigma, len(self._rows))
+
+    def _linear_form(self, spec: Spec) -> dict[str, float]:
+        """The coefficient of each term of a linear form."""
+        if spec.name != "linear":
+            return {str(spec): 1.0}
+        c = (spec.numbers("c") or (float(self._scales[str(spec)]["c"]),))[0]
+        form = self._linear_form(spec.args[0])
+        for term, weight in self._linear_form(spec.args[1]).items():
+            form[term] = form.get(term, 0.0) + c * weight
+        return form
 
     def _resolution(self, term: str) -> float:
         leaf = self._terms[term]
@@ -415,18 +423,11 @@ def _terms(spec: Spec) -> list[Spec]:
     return [t for s in spec.args for t in _terms(s)] if spec.name == "linear" else [spec]
 
 
+def _stacked(columns: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack(list(columns.values()), -1)
+
+
 def _moments_of(form: Mapping[str, float], moments: Moments, names: Sequence[str]) -> tuple[float, float]:
     """Mean and standard deviation of a linear form, from the moments of the terms of these names."""
     weight = moments.mean.new_tensor([form.get(name, 0.0) for name in names])
     return float(weight @ moments.mean), float((weight @ moments.covariance @ weight).clamp_min(0).sqrt())
-
-
-def _linear_form(spec: Spec, parameters: Parameters) -> dict[str, float]:
-    """The coefficient of each term of a linear form."""
-    if spec.name != "linear":
-        return {str(spec): 1.0}
-    c = (spec.numbers("c") or (float(parameters[str(spec)]["c"]),))[0]
-    form = _linear_form(spec.args[0], parameters)
-    for term, weight in _linear_form(spec.args[1], parameters).items():
-        form[term] = form.get(term, 0.0) + c * weight
-    return form

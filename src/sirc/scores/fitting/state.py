@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import check_type, differences, dtype_name
+from sirc._utils.checks import check_integer, check_same_length, check_shape, check_type, differences, dtype_name
 from sirc._utils.files import content_digest
 from sirc._utils.precision import exact
 from sirc._utils.text import quoted
@@ -23,7 +23,7 @@ from sirc.scores.evaluator import needed_leaves
 from sirc.scores.fitting.row_marks import empty_sample, mark_rows
 from sirc.scores.fitting.rows import RowBuffer, checksums
 from sirc.scores.fitting.second_pass import check_bank, each_or_why, evidence_of, fitted_combinations, fitted_terms
-from sirc.scores.fitting.unfit import HEAD_WAY, missing_labels
+from sirc.scores.fitting.unfit import HEAD_ADVICE, missing_labels
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, part_of, under
 from sirc.scores.scorer import check_features, check_specs, learns
@@ -33,8 +33,8 @@ _FOLDS = 5
 _ROWS_PER_FEATURE = 100  # with fewer, `crossfit="auto"` leaves rows out
 _MOST_FOLDS = 20  # each has its own second moments
 _UNIT_ROWS = 4096  # scaled to unit length at a time, in float64
-# Each part with the names of the evidence that needs its mean, its second moments, and its sums by class.
-_KINDS = (("raw", "mean", "second", "by_class"), ("unit", "", "unit", "unit_by_class"))
+# Of raw and of unit features: the names of the evidence that needs their mean, second moments, and sums by class.
+_KINDS = {"raw": ("mean", "second", "by_class"), "unit": ("", "unit", "unit_by_class")}
 
 Crossfit = int | Literal["auto"]
 FeatureMoments: TypeAlias = dict[str, Moments]
@@ -45,11 +45,11 @@ FeatureMoments: TypeAlias = dict[str, Moments]
 class FitState:
     """The statistics of training rows that some specs need: moments of each fold, a sample of rows, row marks.
 
-    States of parts of the rows, merged in any order, give the state of a single pass if each row comes with its dataset
-    index.
+    If each row comes with its dataset index, the states of parts of the rows, merged in any order, give the state of a
+    single pass.
     """
 
-    @exact  # what is made in a caller's inference mode could not be changed
+    @exact  # tensors made in a caller's inference mode could not be changed
     def __init__(
         self,
         specs: str | Sequence[str],
@@ -59,12 +59,12 @@ class FitState:
         one_pass: bool = False,
         reduced: Mapping[str, Spec] | None = None,
     ) -> None:
-        check_type("head", head, Head | None, "a `sirc.Head`", HEAD_WAY)
+        check_type("head", head, Head | None, "a `sirc.Head`", HEAD_ADVICE)
         self.head = head
         self.crossfit = check_crossfit(crossfit)
         self.one_pass = one_pass
         self.reduced = dict(reduced or {})
-        """Each `scod` that has fewer witnesses, by its text."""
+        """The `scod` specs that have lost witnesses, by their text."""
         self.choose(specs)
         self.count = 0
         self.checksums = torch.zeros(2, dtype=torch.float64, device="cpu")
@@ -80,7 +80,7 @@ class FitState:
         self.reservoir = Reservoir(BANK_SIZE)
         self._sample: tuple[Tensor, dict[str, Tensor]] | None = None
         self._folds: list[FeatureMoments] = []
-        self._rows: dict[str, Any] = {}  # the type and the width of those read
+        self._rows: dict[str, Any] = {}  # types, widths and device of the rows read
         self._indexed = False
         self._buffer = RowBuffer(self._consume)
 
@@ -99,8 +99,9 @@ class FitState:
 
     def empty(self, specs: Sequence[str] | None = None) -> FitState:
         """A state without rows for the same fit, or for these specs."""
-        again = partial(FitState, head=self.head, crossfit=self.crossfit, one_pass=self.one_pass, reduced=self.reduced)
-        return again(specs or self.specs)
+        return FitState(
+            specs or self.specs, head=self.head, crossfit=self.crossfit, one_pass=self.one_pass, reduced=self.reduced
+        )
 
     @property
     def num_classes(self) -> int | None:
@@ -119,12 +120,12 @@ class FitState:
 
     @property
     def scarce(self) -> bool:
-        """Whether the rows read so far are few for their features, so that in-sample statistics mislead."""
+        """Whether the rows read so far are so few for their features that in-sample statistics mislead."""
         return self.num_features is not None and self.count < _ROWS_PER_FEATURE * self.num_features
 
     @property
     def folds(self) -> int:
-        """The number of folds for the rows read so far; 0 is in sample."""
+        """The number of folds for the rows read so far; 0 for in-sample statistics."""
         if self.crossfit == "auto":
             return _FOLDS if self.scarce else 0
         return self.crossfit
@@ -136,17 +137,18 @@ class FitState:
         if index is None:
             index = torch.arange(self.count, self.count + len(outputs), device="cpu")
         places = as_tensor("index", index).cpu()
-        if places.shape != (len(outputs),) or places.is_floating_point() or places.dtype == torch.bool:
-            raise ValueError(
-                f"`index` must give one whole number for each of the {len(outputs)} rows; got {places.dtype} of shape "
-                f"{tuple(places.shape)}"
-            )
+        check_integer("index", places)
+        check_shape("index", places, rows=0, hint="Pass one dataset index for each row.")
+        check_same_length("index", places, "batch", outputs.logits)
         places = places.to(torch.int64)
         self.count += len(outputs)
         if self.learns:
             mark_rows(self.marks, places, outputs.logits)
         if self._evidence or self._keeps_rows:
-            self._buffer.add(places, self._needed(outputs))
+            logits = outputs.logits if self._keeps_logits else outputs.logits[:, :1]
+            features = outputs.features if self._keeps_features else None
+            labels = outputs.labels if counts_classes(self._evidence) else None
+            self._buffer.add(places, Outputs._trusted(logits, features, labels))
 
     def check_batch(self, outputs: Outputs) -> None:
         """Require the features and labels that the specs need, and rows like those before."""
@@ -173,21 +175,15 @@ class FitState:
         """Process the rows that wait in the buffer."""
         self._buffer.flush()
 
-    def _needed(self, outputs: Outputs) -> Outputs:
-        """The columns that will be used."""
-        logits = outputs.logits if self._keeps_logits else outputs.logits[:, :1]
-        features = outputs.features if self._keeps_features else None
-        return Outputs._trusted(logits, features, outputs.labels if counts_classes(self._evidence) else None)
-
     def _consume(self, index: Tensor, outputs: Outputs) -> None:
-        features, self._sample = outputs.features, None
+        features, labels, self._sample = outputs.features, outputs.labels, None
         self.checksums += checksums(index, outputs)
         if self._keeps_rows:
-            columns = {"logits": outputs.logits} if self._keeps_logits else {}
-            if features is not None:
-                columns["features"] = features
-            if self._keeps_logits and counts_classes(evidence_of(self.held_out)) and outputs.labels is not None:
-                columns["labels"] = outputs.labels
+            columns = outputs._tensors()
+            if not self._keeps_logits:
+                del columns["logits"]
+            if not (self._keeps_logits and counts_classes(evidence_of(self.held_out))):
+                columns.pop("labels", None)
             self.reservoir.update(index, columns)
         if features is None or not self._empty_moments():
             return
@@ -195,18 +191,18 @@ class FitState:
             parts = self.folds + 1 if self.crossfitted and self.folds else 1
             self._folds = [self._empty_moments() for _ in range(parts)]
         if len(self._folds) == 1:
-            _add(self._folds[0], features, outputs.labels)
+            _add(self._folds[0], features, labels)
         else:
             fold = part_of(index, len(self._folds) - 1).to(features.device)
             for number, moments in enumerate(self._folds):
                 rows = (fold == number).nonzero()[:, 0]
-                _add(moments, features[rows], None if outputs.labels is None else outputs.labels[rows])
+                _add(moments, features[rows], None if labels is None else labels[rows])
         self._join_folds()
 
     def _empty_moments(self) -> FeatureMoments:
         """Moments without rows, of the kinds that the evidence names."""
         moments: FeatureMoments = {}
-        for part, mean, second, sums in _KINDS:
+        for part, (mean, second, sums) in _KINDS.items():
             if self._evidence & {mean, second, sums}:
                 classes = self.num_classes if sums in self._evidence else None
                 moments[part] = Moments(second=bool(self._evidence & {second, sums}), classes=classes)
@@ -226,16 +222,18 @@ class FitState:
             raise ValueError(f"fitters merge when their rows are alike and of one model; {differing}")
         if self.count and other.count and self.reduced != other.reduced:
             raise ValueError(
-                "fitters merge when their `scod` has the same witnesses; the rows of one have labels or features that "
-                "those of the other lack"
+                "fitters merge when their `scod` has the same witnesses; only one of them has rows with labels or "
+                "features"
             )
         if self.head is not other.head and head_digest(self.head) != head_digest(other.head):
-            raise ValueError("fitters merge when they have the same head; one has none, or their weights differ")
+            raise ValueError(
+                "fitters merge when they have the same head; these have different weights, or one has none"
+            )
         indexed = self._indexed and other._indexed
         if self.count and other.count and not indexed and (self.crossfitted or self._keeps_rows):
             raise ValueError(
-                "fitters with different rows merge when each row came with its place in the dataset, from which its "
-                "fold follows: pass `update(batch, index=…)`"
+                "fitters with different rows merge when each row came with its dataset index, which decides its fold: "
+                "pass `update(batch, index=…)`"
             )
         self._indexed |= other._indexed
         self._rows = self._rows or other._rows
@@ -297,7 +295,7 @@ class FitState:
     def evidence(self, val: Outputs | None, without_fold: int | None = None) -> Evidence:
         """What parameters are solved from: all training rows, or all but those of one fold.
 
-        `without_fold=folds` leaves out the judging rows, which are part of the first fold.
+        Fold number `folds` stands for the judging rows, which are part of fold 0.
         """
         index, columns = self.sample()
         bank = columns.get("features") if self._keeps_bank else None
@@ -310,20 +308,21 @@ class FitState:
             if bank is not None:
                 outside = torch.isin(part_of(index, self.folds), torch.tensor(left_out, device="cpu"), invert=True)
                 bank = bank[outside.to(bank.device)]
-            if not max([part.count for part in moments.values()] + ([] if bank is None else [len(bank)])):
+            if not any(part.count for part in moments.values()) and (bank is None or not len(bank)):
                 raise ValueError(
                     f"cross-fitting needs rows in at least two folds; {self.count} came, all of fold {without_fold} of "
                     f"{self.folds}. Fit on more rows, or pass `crossfit=0`"
                 )
         resolution = 1e-11 if self._rows.get("features") == "float64" else 1e-6
-        raw, scaled = (moments.get(part, Moments()) for part in ("raw", "unit"))
+        raw, scaled = (moments.get(part, Moments()) for part in _KINDS)
         return Evidence(raw, bank, self.head, resolution, scaled, val)
 
     def solve_without(self, fold: int, val: Outputs | None) -> tuple[Parameters, dict[Spec, str]]:
         """The parameters of scores that need folds, fitted without one fold, and why some have none."""
-        found, unfit = each_or_why(self.crossfitted, partial(solve, evidence=self.evidence(val, without_fold=fold)))
+        solve_rest = partial(solve, evidence=self.evidence(val, without_fold=fold))
+        parameters, unfit = each_or_why(self.crossfitted, solve_rest)
         advice = f"Cross-fitting leaves one of {self.folds} folds out; `crossfit=0` leaves none"
-        return found, {leaf: f"{why}. {advice}" for leaf, why in unfit.items()}
+        return parameters, {leaf: f"{why}. {advice}" for leaf, why in unfit.items()}
 
 
 def check_crossfit(crossfit: Crossfit) -> Crossfit:
@@ -342,19 +341,17 @@ def check_crossfit(crossfit: Crossfit) -> Crossfit:
 
 
 def _add(moments: FeatureMoments, features: Tensor, labels: Tensor | None) -> None:
-    """Add valid rows, with labels if classes are counted."""
     for part, sums in moments.items():
-        counted = None if sums.classes is None else labels
         if part == "raw":
-            sums.add(features, counted)
+            sums.add(features, labels)
             continue
         for start in range(0, len(features), _UNIT_ROWS):
             here = slice(start, start + _UNIT_ROWS)
-            sums.add(unit(features[here].double()), None if counted is None else counted[here])
+            sums.add(unit(features[here].double()), None if labels is None else labels[here])
 
 
 def _union(folds: Sequence[FeatureMoments]) -> FeatureMoments:
-    """The moments of all folds together; a single fold is returned as it is."""
+    """The moments of all folds together, which are those of the fold itself if there is only one."""
     if len(folds) == 1:
         return folds[0]
     total = {part: Moments(second=sums.second, classes=sums.classes) for part, sums in folds[0].items()}
@@ -383,13 +380,13 @@ def solve(leaf: Spec, evidence: Evidence) -> dict[str, Tensor]:
     return parameters
 
 
-def _check_solved(score: registry.Score, found: object) -> None:
+def _check_solved(score: registry.Score, solved: object) -> None:
     """Require that the `solve` of a score returned a tensor for each of its parameters."""
-    got = f"a {type(found).__name__}"
-    if isinstance(found, dict):
-        if found.keys() >= {*score.parameters} and all(isinstance(value, Tensor) for value in found.values()):
+    got = f"a {type(solved).__name__}"
+    if isinstance(solved, dict):
+        if solved.keys() >= {*score.parameters} and all(isinstance(value, Tensor) for value in solved.values()):
             return
-        got = ", ".join(f"`{name}`: a {type(value).__name__}" for name, value in found.items()) or "an empty dict"
+        got = ", ".join(f"`{name}`: a {type(value).__name__}" for name, value in solved.items()) or "an empty dict"
     wanted = ", ".join(f"`{name}`" for name in score.parameters)
     raise ValueError(
         f"`solve` of score `{score.name}` must return a dict with a tensor for each parameter, {wanted}; got {got}. "
@@ -401,5 +398,4 @@ def head_digest(head: Head | None) -> str:
     """A checksum of a head's weight and bias, for any floating type and device."""
     if head is None:
         return "none"
-    values = {"weight": head.weight, "bias": head.bias}
-    return content_digest({name: value.double() for name, value in values.items() if value is not None}, {})[:12]
+    return content_digest({name: value.double() for name, value in head._tensors().items()}, {})[:12]

@@ -16,25 +16,32 @@ from sirc.metrics import Ranking
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import bayes, combine, registry
 from sirc.scores.evaluator import Evaluator, needed_leaves, reads_features
-from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, id_share, mean_and_deviation
+from sirc.scores.fitting.bayes_fit import (
+    Contrast,
+    calibrate,
+    density_ratio,
+    equal_weights,
+    id_share,
+    mean_and_deviation,
+)
 from sirc.scores.fitting.rows import OutputsLike, indexed_batches
 from sirc.scores.fitting.second_pass import IdRows, each_or_why
 from sirc.scores.id_quantiles import id_quantiles
 from sirc.scores.moments import Parameters
 from sirc.scores.needs import Needs
-from sirc.scores.scorer import Scorer, check_values, missing_features
+from sirc.scores.scorer import Scorer, check_sizes, check_values, missing_features
 from sirc.scores.spec import Spec
 
 _Numbers: TypeAlias = dict[str, Tensor | Sequence[float]]
 _ALL_ID = 0.99  # with a larger estimated ID share there are no OOD rows to learn from
-_ERRORS = 3.0  # standard errors that the share must lie below 1; no fewer, as it is the smallest of many ratios
+_ERRORS = 3.0  # by so many standard errors the share must be below 1; it is the smallest of many ratios
 _STEP, _FURTHEST = 0.05, 6.0  # the grid of shifts of a that a budget chooses from, in σ
-_SILENT = 1e9  # a shift in σ that silences any S2: its softplus is 0
+_SILENT = 1e9  # a shift in σ after which the softplus of any S2 is 0
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The rows that options and combinations are tuned on, by the name of the argument they came as."""
+    """The rows that options and combinations are tuned on, by the argument of `fit` that held them."""
 
     sets: Mapping[str, Outputs]
 
@@ -62,7 +69,7 @@ class Tuning:
         sets |= {} if unlabelled is None else {"unlabelled": _read("unlabelled", unlabelled)}
         if "val" in sets and sets["val"].labels is None:
             raise ValueError("`val` must have labels: scores are tuned on which predictions are right. Pass `labels`")
-        # Rows that no spec learns from are dropped, so that they do not count as fitted on.
+        # Drop rows that no spec learns from, so that they do not count as fitted on.
         learnt = any(part.name == "bayes" for part in parts)
         return cls({name: rows for name, rows in sets.items() if learnt or name == "val"})
 
@@ -84,15 +91,7 @@ class Tuning:
         for name, rows in self.sets.items():
             if rows.num_features is None and (reading := reads_features(specs)):
                 raise ValueError(f"`{name}`: {missing_features(reading)}")
-            for what, fitted, given in (
-                ("classes", classes, rows.num_classes),
-                ("features", features, rows.num_features),
-            ):
-                if None not in (fitted, given) and fitted != given:
-                    raise ValueError(
-                        f"`{name}` must be of the same model as `train`, with {fitted} {what}; got {given}. "
-                        "Did you swap files?"
-                    )
+            check_sizes(f"`{name}` must be of the same model as `train`", rows, classes, features)
 
     def options(self, specs: Sequence[Spec]) -> Parameters:
         """The options of scores that are tuned on validation rows; those given in a spec are not tuned."""
@@ -109,7 +108,7 @@ class Tuning:
     def combinations(self, scorer: Scorer, id_rows: IdRows) -> tuple[Parameters, dict[Spec, str]]:
         """The parameters of tuned combinations, and the reasons why some have none.
 
-        `scorer` has all other parameters; `id_rows` are of training rows, used if there is no `val`.
+        `scorer` has all other parameters; `id_rows` are training rows, used if there is no `val`.
         """
         parts = [part for spec in scorer._parsed.values() for part in spec.walk()]
         tuned = {str(part): part for part in parts if part.tunes or part.name == "bayes"}
@@ -119,7 +118,7 @@ class Tuning:
         def numbers_of(part: Spec) -> _Numbers:
             if comparing := [leaf for leaf in needed_leaves([part]) if registry.get(leaf.name).val]:
                 raise ValueError(
-                    f"`{part}` is tuned on rows of `val`, and `{comparing[0]}` compares with these rows: each would "
+                    f"`{part}` is tuned on the rows of `val`, to which `{comparing[0]}` compares every row: each would "
                     f"find itself. Use it alone or in `sirc(msp, {comparing[0]})`"
                 )
             if part.name == "both":
@@ -128,9 +127,10 @@ class Tuning:
             a, b = (scorer.parameters[str(part)][key].tolist() for key in ("a", "b"))
             if part.name != "bayes":
                 assert self.val is not None
-                return fit_budget(part, *_values(part, columns["val"]), a, b, self.val.correct)
+                return fit_budget(part, *columns["val"].gap_and_others(part), a, b, self.val.correct)
             if part.args not in learnt:  # u and g are the same for every α and β
-                learnt[part.args] = self._bayes(part, columns, a, b, scorer, id_rows[str(part)])
+                claimed = bayes.claim(scorer._uniform_log_gap(part.args[0]), scorer.num_classes or 0)
+                learnt[part.args] = self._bayes(part, columns, a, b, claimed, id_rows[str(part)])
             numbers, log_u, log_g = learnt[part.args]
             if part.options.get("metric") != "aurr":
                 return numbers
@@ -146,15 +146,15 @@ class Tuning:
 
         for part, (name, rows) in product(tuned.values(), self.sets.items()):
             if part.name != "both":  # its parts may have to be tuned first
-                first, others = _values(part, columns[name])
-                check_values(dict(zip(map(str, part.args), (first, *others), strict=True)), rows)
-        found: Parameters = {}
+                gap, others = columns[name].gap_and_others(part)
+                check_values(dict(zip(map(str, part.args), (gap, *others), strict=True)), rows)
+        parameters: Parameters = {}
         unfit: dict[Spec, str] = {}
         for part in tuned.values():
             if unfit.keys().isdisjoint(part.walk()):
-                parameters, why = each_or_why([part], tune)
-                found, unfit = found | parameters, unfit | why
-        return found, unfit
+                numbers, why = each_or_why([part], tune)
+                parameters, unfit = parameters | numbers, unfit | why
+        return parameters, unfit
 
     def _bayes(
         self,
@@ -162,28 +162,28 @@ class Tuning:
         columns: Mapping[str, Evaluator],
         a: Sequence[float],
         b: Sequence[float],
-        scorer: Scorer,
-        id_row: tuple[Tensor, list[Tensor]],
+        claimed: tuple[float, float],
+        id_rows: tuple[Tensor, list[Tensor]],
     ) -> tuple[_Numbers, Tensor, Tensor]:
         """The parameters of u and g, and log u and log g of some ID rows.
 
-        Without `val`, u is what the softmax claims; without OOD rows, g is what the S2 scores witness.
+        Without `val`, u is the probability of error that S1 claims. Without OOD rows, g follows from ID statistics of
+        the S2 scores.
         """
-        claimed = bayes.claim(scorer._uniform_log_gap(spec.args[0]), scorer.num_classes or 0)
-        parts = {name: _values(spec, column) for name, column in columns.items()}
+        parts = {name: column.gap_and_others(spec) for name, column in columns.items()}
         calibration = (0.0, 1.0)
         if self.val is not None:
-            calibration = calibrate(bayes.doubt(parts["val"][0], claimed), ~self.val.correct)
+            calibration = calibrate(bayes.claimed_odds(parts["val"][0], claimed), ~self.val.correct)
         numbers: _Numbers = {"claim": claimed, "calibration": calibration}
-        parts.setdefault("val", id_row)
-        log_u = {name: bayes.log_u(first, claimed, calibration) for name, (first, _) in parts.items()}
-        away = {name: combine.lowness(others, a, b) for name, (_, others) in parts.items()}
+        parts.setdefault("val", id_rows)
+        log_u = {name: bayes.log_u(gap, claimed, calibration) for name, (gap, _) in parts.items()}
+        lows = {name: combine.lowness(others, a, b) for name, (_, others) in parts.items()}
         if not columns.keys() - {"val"}:
-            log_g = bayes.witnessed_log_g(log_u["val"], away["val"])
+            log_g = bayes.witnessed_log_g(log_u["val"], lows["val"])
             log_mean = bayes.log_mean_exp(log_g)
             return {**numbers, "log_mean": (log_mean,)}, log_u["val"], log_g - log_mean
         center = mean_and_deviation(log_u["val"])
-        terms = {name: bayes.basis(log_u[name], away[name], center) for name in parts}
+        terms = {name: bayes.basis(log_u[name], lows[name], center) for name in parts}
         contrasts = []
         if sets := [name for name in columns if name not in ("val", "unlabelled")]:
             # All sets form one contrast, so that together they weigh as much as the ID rows.
@@ -192,18 +192,18 @@ class Tuning:
         if "unlabelled" in columns:
             share = _share_of_id(terms["val"], terms["unlabelled"], spec)
             numbers["id_share"] = (share,)
-            contrasts.append(Contrast(terms["unlabelled"], _equal_weights(terms["unlabelled"]), share))
+            contrasts.append(Contrast(terms["unlabelled"], equal_weights(terms["unlabelled"]), share))
         constant, slopes = density_ratio(terms["val"], contrasts, len(spec.args))
         density = (*center, constant, *slopes.tolist())
-        return {**numbers, "density": density}, log_u["val"], bayes.log_g(log_u["val"], away["val"], density)
+        return {**numbers, "density": density}, log_u["val"], bayes.log_g(log_u["val"], lows["val"], density)
 
 
 def fit_budget(
     spec: Spec, log_gap: Tensor, others: Sequence[Tensor], a: Sequence[float], b: Sequence[float], correct: Tensor
 ) -> _Numbers:
-    """a and b of a budgeted SIRC: a = μ − 3σ, moved towards ID data as far as the budget allows.
+    """a and b of a budgeted SIRC: a = μ − 3σ, raised as far as the budget allows. The higher a, the more S2 counts.
 
-    The budget is in points of AUROC of ID✗|ID✓ on validation rows. The further a moves, the more S2 counts.
+    The budget is in points of AUROC of ID✗|ID✓ on validation rows.
     """
     right = int(correct.sum())
     if right in (0, len(correct)):
@@ -222,7 +222,7 @@ def fit_budget(
         moved = [center + shift / slope for center, slope in zip(a, b, strict=True)]
         if auroc(combine.sirc(log_gap, others, moved, b)) >= floor:
             break
-    else:  # even the weakest S2 costs too much: silence it
+    else:  # even the weakest S2 on the grid costs too much
         moved = [center - _SILENT / slope for center, slope in zip(a, b, strict=True)]
     return {"a": moved, "b": list(b)}
 
@@ -239,27 +239,18 @@ def fit_both(spec: Spec, columns: Evaluator, rows: Outputs) -> _Numbers:
 
 def _share_of_id(val: Tensor, mixed: Tensor, spec: Spec) -> float:
     """The share of ID rows among the unlabelled rows, from the terms of log g."""
-    constant, weights = density_ratio(val, [Contrast(mixed, _equal_weights(mixed))], len(spec.args))
+    constant, weights = density_ratio(val, [Contrast(mixed, equal_weights(mixed))], len(spec.args))
     share, error = id_share(constant + val @ weights, constant + mixed @ weights)
     if share > min(_ALL_ID, 1 - _ERRORS * error):
         raise ValueError(
             f"`unlabelled` must hold OOD rows for `{spec}` to learn from; by its scores {share:.0%} ± {error:.0%} "
-            f"of the {len(mixed)} rows are like those of `val`. Leave it out, or pass more rows as met in use"
+            f"of the {len(mixed)} rows are like those of `val`. Leave it out, or pass more rows from production"
         )
     return share
 
 
 def _tensors(numbers: Mapping[str, Tensor | Sequence[float] | float]) -> dict[str, Tensor]:
     return {key: torch.as_tensor(x, dtype=torch.float64, device="cpu").reshape(-1) for key, x in numbers.items()}
-
-
-def _equal_weights(terms: Tensor) -> Tensor:
-    return torch.full((len(terms),), 1 / len(terms), dtype=torch.float64, device=terms.device)
-
-
-def _values(spec: Spec, columns: Evaluator) -> tuple[Tensor, list[Tensor]]:
-    """log(S1max − S1), and the values of the S2 scores."""
-    return columns.log_gap(spec.args[0]), [columns.value(other) for other in spec.args[1:]]
 
 
 def _read(name: str, data: OutputsLike) -> Outputs:

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import registry
 from sirc.scores.evaluator import all_parts, needed_leaves
-from sirc.scores.fitting.second_pass import check_bank, fitted_combinations, fitted_terms
+from sirc.scores.fitting.second_pass import check_bank, each_or_why, fitted_combinations, fitted_terms
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.needs import Needs
 from sirc.scores.scorer import missing_features
 from sirc.scores.spec import Spec, parse
 
-HEAD_WAY = "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(layer.weight, layer.bias)`"
+HEAD_ADVICE = "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(layer.weight, layer.bias)`"
 
 
 def unmet(
     specs: Sequence[Spec], *, head: bool, val: bool, rows: Outputs | OutputStore | None, whole: bool
 ) -> dict[Spec, str]:
-    """The specs that cannot be fitted, each with the reason.
+    """The specs that cannot be fitted, each with the reasons.
 
-    `head` and `val` say whether these are given; `rows` are training rows, if any are known; `whole` says whether they
-    are all training rows.
+    `head` and `val` say whether these are given. `rows` are training rows, if any are known: all of them if `whole`.
     """
     needs = Needs.of(specs)
     reasons: dict[Spec, list[str]] = {}
 
-    def note(wanting: Sequence[Spec], reason: str) -> None:
-        for spec in containing(specs, wanting):
+    def note(lacking: Iterable[Spec], reason: str) -> None:
+        for spec in containing(specs, lacking):
             reasons.setdefault(spec, []).append(reason)
 
     if needs.head and not head:
         needed = f"`head` is needed for {_quoted(needs.head)}: the weight and bias of the final linear layer"
-        note(needs.head, f"{needed}. {HEAD_WAY}")
+        note(needs.head, f"{needed}. {HEAD_ADVICE}")
     if needs.val and not val:
         note(
             needs.val,
@@ -45,25 +45,21 @@ def unmet(
             note(needs.features, missing_features(needs.features))
         if not rows.layout.labels and needs.labels:
             note(needs.labels, missing_labels(needs.labels))
-        for spec in specs if whole else ():
-            try:
-                _check_rows(spec, len(rows))
-            except ValueError as error:
-                reasons.setdefault(spec, []).append(str(error))
+        for spec, why in each_or_why(specs if whole else (), partial(_check_rows, rows=len(rows)))[1].items():
+            reasons.setdefault(spec, []).append(why)
     return {spec: ". ".join(why) for spec, why in reasons.items()}
 
 
 def containing(specs: Iterable[Spec], parts: Iterable[Spec]) -> list[Spec]:
-    """The specs that contain any of these parts, by their text: a `scod` of fewer witnesses is the same part."""
+    """The specs that contain any of these parts. Texts are compared: a `scod` with fewer witnesses is the same."""
     wanted = {str(part) for part in parts}
     return [spec for spec in specs if not wanted.isdisjoint(map(str, all_parts(spec)))]
 
 
 def why_unfit(unfit: Mapping[str, str], kept: Sequence[str] = (), what: str = "specs") -> str:
-    """The error text for specs that cannot be fitted; `kept` are those that can."""
-    reasons = list(dict.fromkeys(unfit.values()))
+    """The error text for specs that cannot be fitted, if `kept` can."""
     lines = []
-    for why in reasons:
+    for why in dict.fromkeys(unfit.values()):
         named = [text for text in unfit if unfit[text] == why]
         lines.append(why if _quoted(map(parse, named)) in why else f"{_quoted(named)}: {why}")
     if len(lines) > 1:

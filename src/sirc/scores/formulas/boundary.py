@@ -13,13 +13,13 @@ from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.moments import Evidence
 from sirc.scores.registry import HeldOut, score
 
-_NEAR = 1e-3  # relative to the squared lengths: a larger squared distance by products loses at most 3 digits
+_NEAR = 1e-3  # of the squared lengths: a larger squared distance, computed by products, loses at most 3 digits
 _LEAST_DISTANCE = 1e-12  # keeps the score of a feature at the centre finite
 
 
-def _nci_held_out(evidence: Evidence, found: dict[str, Tensor], *, scale: float) -> HeldOut:
-    """The plain score: without a row, the centre moves along the line from the row to it, which keeps the direction."""
-    return lambda p, features, labels: nci(p, features, **_like(features, found), scale=scale)
+def _nci_held_out(evidence: Evidence, solved: dict[str, Tensor], *, scale: float) -> HeldOut:
+    """The plain score: without a row, the centre moves away from it, which keeps the direction between the two."""
+    return lambda p, features, labels: nci(p, features, **_like(features, solved), scale=scale)
 
 
 @score(
@@ -68,7 +68,7 @@ def inverse_distances(weight: Tensor) -> Tensor:
 
 
 def _distances(weight: Tensor) -> Tensor:
-    """‖w_j − w_k‖ by products, or by differences for close weights, where products leave only rounding error."""
+    """‖w_j − w_k‖ by products; by differences for close weights, whose products cancel."""
     rows = weight - weight.mean(0)
     norm = rows.square().sum(-1)
     both = norm[:, None] + norm
@@ -79,10 +79,10 @@ def _distances(weight: Tensor) -> Tensor:
     return distance.index_put_((one, other), exact)
 
 
-def _fdbd_held_out(evidence: Evidence, found: dict[str, Tensor]) -> HeldOut:
+def _fdbd_held_out(evidence: Evidence, solved: dict[str, Tensor]) -> HeldOut:
     """The mean of the other rows is N/(N−1) times as far from a row as the mean of all rows."""
     nearer = 1 - 1 / evidence.moments.count
-    return lambda logits, p, features, labels: nearer * fdbd(logits, p, features, **_like(features, found))
+    return lambda logits, p, features, labels: nearer * fdbd(logits, p, features, **_like(features, solved))
 
 
 @score(
@@ -101,7 +101,7 @@ def fdbd(logits: Tensor, p: Softmax, features: Tensor, *, center: Tensor, invers
     """
 
     def boundary(v: Tensor, top: Tensor, prediction: Tensor) -> Tensor:
-        # Sum differences of logits: a constant in all of them then costs no digits.
+        # Sum differences of logits: then a constant added to all logits costs no digits.
         return ((top[:, None] - v.double()) * inverse[prediction]).sum(-1)
 
     return by_rows(boundary, logits, p.top, p.prediction) / _distance(features - center)
@@ -112,5 +112,5 @@ def _distance(away: Tensor) -> Tensor:
     return norm.clamp_min(_LEAST_DISTANCE)
 
 
-def _like(features: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.to(features) for name, value in found.items()}
+def _like(features: Tensor, solved: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.to(features) for name, value in solved.items()}

@@ -1,7 +1,7 @@
 """Δ scores: how much closer a row is to right validation rows than to wrong ones. Heng & Soh 2025.
 
-They are logs of likelihood ratios, p(z | right)/p(z | wrong), which is the best order (Neyman and Pearson) if the
-densities are right.
+They are logs of the likelihood ratio p(z | right)/p(z | wrong), which gives the best order (Neyman and Pearson) if the
+densities are estimated well.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from sirc.scores.formulas.feature import BANK_SIZE, unit_bank, whitened_classes
 from sirc.scores.moments import Evidence, Moments, row_hash
 from sirc.scores.registry import score
 
-_NEAREST = 1e-6  # added to squared distances, so that a row that is in the bank has a finite log
+_NEAREST = 1e-6  # added to squared distances, so that a row of the bank has a finite log
 
 
 def _right_and_wrong(evidence: Evidence, name: str, least: int = 1) -> dict[str, tuple[Tensor, Tensor]]:
-    """Features and labels of the right and of the wrong validation rows."""
+    """Features and labels of the right and of the wrong validation rows, at least `least` of either."""
     val = evidence.val
     assert val is not None
     assert val.features is not None
@@ -64,7 +64,7 @@ def delta_mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, rig
     white = (features - center) @ whitener
 
     def nearest(means: Tensor) -> Tensor:
-        # Without ‖y‖², which cancels in the difference.
+        # Leave out ‖y‖², which cancels in the difference.
         return torch.addmm(means.square().sum(-1), white, means.T, alpha=-2).amin(-1).double()
 
     return nearest(wrong) - nearest(right)

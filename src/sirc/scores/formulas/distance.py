@@ -6,14 +6,7 @@ import torch
 from torch import Tensor
 
 from sirc.scores.blocks import by_rows, unit
-from sirc.scores.formulas.feature import (
-    head_energy,
-    head_of,
-    mahalanobis,
-    unit_bank,
-    whitened_classes,
-    whitening,
-)
+from sirc.scores.formulas.feature import head_energy, head_of, mahalanobis, unit_bank, whitened_classes, whitening
 from sirc.scores.formulas.leave_one_out import background_distances, held_out_mahalanobis
 from sirc.scores.moments import Evidence
 from sirc.scores.products import product
@@ -24,7 +17,7 @@ from sirc.scores.registry import HeldOut, score
     needs="features",
     solve=lambda evidence: whitened_classes(evidence.unit, "mahalanobis_pp"),
     evidence=("unit", "unit_by_class"),
-    held_out=lambda evidence, found: held_out_mahalanobis(evidence.unit, found, unit),
+    held_out=lambda evidence, solved: held_out_mahalanobis(evidence.unit, solved, unit),
     title="Mahalanobis++",
     short="Mahal.++",
     family="distance",
@@ -34,9 +27,9 @@ def mahalanobis_pp(features: Tensor, *, center: Tensor, whitener: Tensor, means:
     return mahalanobis(unit(features), center=center, whitener=whitener, means=means)
 
 
-def _relative_held_out(evidence: Evidence, found: dict[str, Tensor]) -> HeldOut:
-    plain = held_out_mahalanobis(evidence.moments, found)
-    background = background_distances(evidence.moments, found["center"], found["total"])
+def _relative_held_out(evidence: Evidence, solved: dict[str, Tensor]) -> HeldOut:
+    plain = held_out_mahalanobis(evidence.moments, solved)
+    background = background_distances(evidence.moments, solved["center"], solved["total"])
     return lambda features, labels: plain(features, labels) + background(features)
 
 
@@ -85,9 +78,9 @@ def nnguide(
 ) -> Tensor:
     """The energy times that of near training rows: E(z) · mean of the k largest E(zᵢ) cos(z, zᵢ). Park et al. 2023.
 
-    The energies should be positive, as they are for confident rows: if E(z) is negative, a closer neighbour lowers the
-    score; if the energies of the bank are negative, the order is reversed. A constant added to all logits changes the
-    order. `skip=1` leaves out the row with the largest cosine.
+    The energies should be positive, as those of confident rows are. If E(z) is negative, a closer neighbour lowers the
+    score; if the energies of the bank are negative, the order is reversed. So a constant added to all logits changes
+    the order. `skip=1` leaves out the row with the largest cosine.
     """
     scales = energy[:, 0]
 

@@ -31,7 +31,7 @@ def gradnorm(p: Softmax, l1: Tensor) -> Tensor:
 
 
 def principal_dimension(features: int) -> int:
-    """D, the dimension of the principal subspace of L features: ViM's rule, and half of L below it."""
+    """D, the dimension of the principal subspace of L features: ViM's rule, extended to L/2 for small L."""
     if features > 1500:
         return 1000
     return 512 if features > 512 else features // 2
@@ -40,7 +40,7 @@ def principal_dimension(features: int) -> int:
 def solve_residual(evidence: Evidence) -> dict[str, Tensor]:
     """The origin u = −W⁺b and an orthonormal basis of the space outside the min(D, rank) leading directions.
 
-    Also the eigenvalues and eigenvectors of the second moment about u, for `held_out`.
+    For `held_out`, also the eigenvalues and eigenvectors of the second moment about u.
     """
     moments, head = evidence.moments, evidence.head
     assert head is not None
@@ -52,15 +52,15 @@ def solve_residual(evidence: Evidence) -> dict[str, Tensor]:
     return {"origin": origin, "basis": basis, "values": values, "vectors": vectors}
 
 
-def _residual_held_out(evidence: Evidence, found: dict[str, Tensor]) -> HeldOut:
-    values, origin, rows = found["values"], found["origin"], evidence.moments.count
+def _residual_held_out(evidence: Evidence, solved: dict[str, Tensor]) -> HeldOut:
+    values, origin, rows = solved["values"], solved["origin"], evidence.moments.count
     leading = principal_dimension(len(values))
-    part = squared_part_outside(values, found["vectors"], leading, rows, lambda z: z - origin.to(z))
+    part = squared_part_outside(values, solved["vectors"], leading, rows, lambda z: z - origin.to(z))
     return lambda features, labels: -part(features).sqrt()
 
 
 def _residual_resolution(evidence: Evidence) -> float:
-    """The rounding error of the residual, which is all that features inside the subspace have of it."""
+    """The rounding error of the residual; features inside the subspace have no other residual."""
     moments, head = evidence.moments, evidence.head
     assert head is not None
     return evidence.resolution * math.sqrt(moments.mean_square(head.origin))
@@ -77,7 +77,7 @@ def _residual_resolution(evidence: Evidence) -> float:
     family="residual",
 )
 def residual(features: Tensor, *, origin: Tensor, basis: Tensor) -> Tensor:
-    """Minus the feature's part outside the principal subspace of ID data: −‖z^{P⊥}‖₂. Wang et al. 2022."""
+    """Minus the length of the feature outside the principal subspace of ID data: −‖z^{P⊥}‖₂. Wang et al. 2022."""
     return -_norm(product(features - origin, basis), 2)
 
 
@@ -106,14 +106,14 @@ def whitening(covariance: Tensor) -> tuple[Tensor, float]:
     needs="features",
     solve=lambda evidence: whitened_classes(evidence.moments, "mahalanobis"),
     evidence=("second", "by_class"),
-    held_out=lambda evidence, found: held_out_mahalanobis(evidence.moments, found),
+    held_out=lambda evidence, solved: held_out_mahalanobis(evidence.moments, solved),
     short="Mahal.",
     family="distance",
 )
 def mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor) -> Tensor:
     """Minus the squared distance to the nearest class: −min_k (z−μ_k)ᵀ Σ⁺ (z−μ_k). Lee et al. 2018."""
     white = product(features - center, whitener)
-    # ‖y‖² − 2·y·m + ‖m‖² finds the nearest mean; the distance to it is then computed directly, without cancellation.
+    # ‖y‖² − 2·y·m + ‖m‖² finds the nearest mean. Then y − m gives the distance without cancellation.
     nearest = product(white, means.T, plus=means.square().sum(-1).div(-2)).argmax(-1)
     return -white.sub_(means[nearest]).square_().sum(-1, dtype=torch.float64)
 
@@ -143,7 +143,7 @@ def knn(features: Tensor, *, bank: Tensor, k: int = 10) -> Tensor:
 
 
 def head_of(evidence: Evidence, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """W and b of the head in float64, on the device of the rows; b is 0 if the head has none."""
+    """W and b of the head in float64, on the device of `rows` if given; b is 0 if the head has none."""
     head = evidence.head
     assert head is not None
     weight = head.weight.detach().to(None if rows is None else rows.device, torch.float64)
@@ -162,7 +162,7 @@ def head_energy(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def solve_cop(evidence: Evidence, *, variance: float) -> dict[str, Tensor]:
     """The mean of the unit features and, as rows, the directions outside the leading ones.
 
-    Also the eigenvalues and eigenvectors of the covariance, for `held_out`.
+    For `held_out`, also the eigenvalues and eigenvectors of the covariance.
     """
     moments = evidence.unit
     values, vectors = torch.linalg.eigh(moments.covariance)
@@ -179,12 +179,12 @@ def solve_cop(evidence: Evidence, *, variance: float) -> dict[str, Tensor]:
     return {"center": moments.mean, "outside": outside, "values": values, "vectors": vectors}
 
 
-def _cop_held_out(evidence: Evidence, found: dict[str, Tensor], *, variance: float) -> HeldOut:
-    """With as many leading directions as all rows have: one row hardly changes their share of the variance."""
-    values, center, rows = found["values"], found["center"], evidence.unit.count
-    k = rows / max(1, rows - 1)  # a row at d from the mean is at k·d from the mean of the others; its scatter is k·ddᵀ
-    leading = len(values) - len(found["outside"])
-    part = squared_part_outside(values, found["vectors"], leading, rows, lambda z: k**0.5 * (unit(z) - center.to(z)))
+def _cop_held_out(evidence: Evidence, solved: dict[str, Tensor], *, variance: float) -> HeldOut:
+    """Keep the number of leading directions: one row hardly changes their share of the variance."""
+    values, center, rows = solved["values"], solved["center"], evidence.unit.count
+    k = rows / max(1, rows - 1)  # a row at d from the mean is at k·d from the mean of the others; it scatters by k·ddᵀ
+    leading = len(values) - len(solved["outside"])
+    part = squared_part_outside(values, solved["vectors"], leading, rows, lambda z: k**0.5 * (unit(z) - center.to(z)))
     return lambda features, labels: -(k * part(features)).sqrt()
 
 
@@ -199,10 +199,9 @@ def _cop_held_out(evidence: Evidence, found: dict[str, Tensor], *, variance: flo
     family="residual",
 )
 def cop(features: Tensor, *, center: Tensor, outside: Tensor, variance: float = 0.99) -> Tensor:
-    """Minus the unit feature's part outside the main directions of ID data: −‖(ẑ − μ)^{P⊥}‖₂. Fang et al. 2024.
+    """Minus the length of the unit feature outside the main directions of ID data: −‖(ẑ − μ)^{P⊥}‖₂. Fang et al. 2024.
 
-    The main directions are those that explain 0.99 of the variance of unit training features, but never all
-    directions.
+    The main directions explain 0.99 of the variance of unit training features; at least one direction is left out.
     """
     return -_norm(product(unit(features) - center, outside.T), 2)
 

@@ -1,7 +1,7 @@
 """Leave-one-out scores of training rows in closed form: each as if the fit had not seen the row.
 
-Without a row, a matrix that is a sum over N rows loses one term. What follows from its inverse or its eigenvectors then
-changes by a few inner products: no second decomposition is needed. With few rows the differences need float64.
+Without one row, a matrix that is a sum over N rows loses one term. What follows from its inverse or its eigenvectors
+then changes by a few inner products: no second decomposition is needed. With few rows this takes float64.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sirc.scores.moments import Moments
 PSEUDO_INVERSE_CUTOFF = 1e-10
 """Eigenvalues of a covariance, relative to the largest, that count as 0."""
 _FEW = 20  # rows for each feature: with fewer, all products are float64
-_HARD = 0.1  # a row whose direction other rows hold to a smaller part (`left`) needs more digits than float32 has
+_HARD = 0.1  # a row with a smaller `left` needs more digits than float32 has
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Removal:
     alpha: Tensor
     beta: Tensor
     left: Tensor
-    """1 − k dᵀS⁺d: the part of the row's direction that other rows hold as well."""
+    """1 − k dᵀS⁺d: the share of the scatter in the row's direction that other rows have."""
 
     @classmethod
     def of(cls, d: Tensor, k: Tensor, rows: int, inverse: Tensor) -> _Removal:
@@ -44,7 +44,7 @@ class _Removal:
         a = d * inverse
         square, b, aa = (_dot(x, y) for x, y in ((d, d), (d, a), (a, a)))
         left = 1 - k * square / rows
-        # About λmax·left·N/(k·b) remains of the direction's eigenvalue; below the cutoff it counts as 0.
+        # The eigenvalue of the direction becomes about λmax·left·N/(k·b); below the cutoff it counts as 0.
         gone = left * rows <= PSEUDO_INVERSE_CUTOFF * k * b
         safe = torch.where(gone, b, 1.0)
         alpha = torch.where(gone, aa / safe.square(), k / (rows * torch.where(gone, 1.0, left)))
@@ -125,7 +125,7 @@ def squared_part_outside(
         kept = values > noise
         sole = partial(_sole_part, vectors=vectors[:, kept], values=values[kept] * rows, noise=100 * rows * noise)
         return lambda features: sole(offset(features.double()))
-    # Eigenvalues of M − yyᵀ nearer to x than the lowest node belong to directions in which y has almost no part.
+    # Nearer to x than the lowest node, eigenvalues of M − yyᵀ belong to directions in which y has almost no part.
     low, high, step = -math.log(1e9 * rows), 11.0, 0.3
     s = torch.arange(low, high, step, dtype=values.dtype, device=values.device)
     weight = step / (math.pi * s.cosh())
@@ -137,7 +137,7 @@ def squared_part_outside(
     cast = _caster(vectors)
 
     def part(features: Tensor) -> Tensor:
-        y = offset(features)  # in the working type, which suffices: no term is larger than c²/x
+        y = offset(features)  # the working type is enough, as no term is larger than c²/x
         square = (y @ cast(y.dtype)[0]).double().square_().div_(rows * x)
         g = torch.complex(*(square @ table).chunk(2, 1))
         return ((g / (g - 1) * (1 + from_x)).real @ weight).clamp_min_(0) * (rows * x)
@@ -146,28 +146,28 @@ def squared_part_outside(
 
 
 def _sole_part(y: Tensor, *, vectors: Tensor, values: Tensor, noise: Tensor) -> Tensor:
-    """‖y − Py‖², where P projects on the range of M − yyᵀ and M has these eigenvalues above rounding."""
+    """‖y − Py‖², where P projects on the range of M − yyᵀ, and M has these eigenvalues above rounding."""
     p = y @ vectors / values.sqrt()
     h, pp = p.square().sum(-1), (p.square() / values).sum(-1)
-    sole = 1 - h <= noise * pp  # about (1 − h)/pp remains of the direction's eigenvalue
+    sole = 1 - h <= noise * pp  # the eigenvalue of the direction becomes about (1 − h)/pp
     return torch.where(sole & (pp > 0), h.square() / torch.where(pp > 0, pp, 1.0), 0.0)
 
 
-def _precise(formula: Callable[..., tuple[Tensor, Tensor]], rows: int, features: int) -> Callable[..., Tensor]:
-    """The values of a formula of rows, in float64 if there are few rows, or few others like a row."""
+def _precise(formula: Callable[..., tuple[Tensor, Tensor]], rows: int, width: int) -> Callable[..., Tensor]:
+    """The values of a formula: in float64 if there are few training rows, and for rows with a small `left`."""
 
-    def values(features_: Tensor, *columns: Tensor) -> Tensor:
-        if rows < _FEW * features:
-            return formula(features_.double(), *columns)[0]
-        found, left = formula(features_, *columns)
+    def values(features: Tensor, *columns: Tensor) -> Tensor:
+        if rows < _FEW * width:
+            return formula(features.double(), *columns)[0]
+        scores, left = formula(features, *columns)
         hard = (left < _HARD).nonzero()[:, 0]
-        return found.index_copy(0, hard, formula(features_[hard].double(), *(x[hard] for x in columns))[0])
+        return scores.index_copy(0, hard, formula(features[hard].double(), *(x[hard] for x in columns))[0])
 
     return values
 
 
 def _caster(*parameters: Tensor) -> Callable[[torch.dtype], list[Tensor]]:
-    """A function that returns the parameters in a working type; it converts them once for each type."""
+    """A function that returns the parameters in a working type, converted only once."""
     return cache(lambda dtype: [x.to(dtype) for x in parameters])
 
 

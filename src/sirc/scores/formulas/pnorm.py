@@ -30,10 +30,9 @@ from sirc.scores.formulas.softmax import Softmax, log_one_minus_max, msp
 from sirc.scores.registry import Option, score
 
 MSP = -1
-"""The p that means `msp`, chosen if no norm ranks better."""
+"""The p that stands for `msp`; chosen if no norm ranks better."""
 _LARGEST = 9
-# The smallest excess: rows at the bound, where it is 0, tie with each other above all other rows.
-_FLOOR = 2.0**-1000
+_FLOOR = 2.0**-1000  # the least excess: rows at the bound, where it is 0, tie above all other rows
 
 
 def _excesses(logits: Tensor, p: Softmax, powers: Sequence[int]) -> Tensor:
@@ -62,7 +61,7 @@ def _excesses(logits: Tensor, p: Softmax, powers: Sequence[int]) -> Tensor:
                 q = q * y + number((power - 1) * h ** (power - 2))
             if power in powers:
                 excess = (square * q).sum(-1) + negative * number(power * h ** (power - 1))
-                # If all logits are equal, take the largest possible R: that of K − 1 equal logits and one lower.
+                # If all logits are equal, take the largest R that K logits can have: K − 1 equal ones and one lower.
                 most = number(k - 2 + (k - 1.0) ** power - h ** (power - 1))
                 excesses.append(torch.where(equal[:, 0], most, excess))
         return torch.stack(excesses)
@@ -91,8 +90,8 @@ def log_gap_to_bound(logits: Tensor, softmax: Softmax, *, p: int) -> Tensor:
         return log_one_minus_max(softmax)
     if p == 0:
         raise ValueError(
-            "`max_logit_pnorm` must have p ≥ 1 where its distance to a bound is asked for; got p = 0, the centred "
-            "largest logit, which has none. Choose p from 1 to 9, or use `margin`"
+            "`max_logit_pnorm` must have p ≥ 1 to have a bound; got p = 0, the centred largest logit, which has none. "
+            "Choose p from 1 to 9, or use `margin`"
         )
     k = logits.shape[1]
     ratio = _log_ratio(_excesses(logits, softmax, [p])[0].clamp_min(_FLOOR), k, p)

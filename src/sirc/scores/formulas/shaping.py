@@ -14,15 +14,15 @@ from sirc.scores.moments import Evidence
 from sirc.scores.registry import score
 
 _UNSUITED_FOR = (
-    "transformers and other networks whose features are signed: it takes the sum of the activations for their size and "
-    "the small ones for noise, which holds after a ReLU only"
+    "transformers and other networks whose features are signed: it uses the sum of the activations as their size and "
+    "drops the small ones as noise, which is right only after a ReLU"
 )
-# Pruning the p% smallest activations leaves at least 1 − p/100 of their sum, so that eʳ is finite up to p = 99.
+# Without the smallest p% of activations, at least 1 − p/100 of the sum is left, so that eʳ is finite up to p = 99.
 _PERCENTILES = {"percentile": (0, 99)}
 
 
 def pooled_percentile(values: Tensor, percentile: float) -> Tensor:
-    """The percentile of all values together, in float64, interpolated as in NumPy."""
+    """The percentile of all values together, in float64, interpolated as NumPy does."""
     flat = values.reshape(-1).to("cpu", working_dtype(values.dtype)).numpy()
     place = (len(flat) - 1) * percentile / 100
     ranks = [math.floor(place), math.ceil(place)]
@@ -110,7 +110,7 @@ def ash(features: Tensor, *, weight: Tensor, bias: Tensor, percentile: float = 9
 
 
 def _largest(features: Tensor, percentile: float) -> Tensor:
-    """The features with all but the largest of each row set to 0; it keeps as many as the authors' code."""
+    """The features, with all but the largest of each row set to 0; as many are kept as in the authors' code."""
     size = features.shape[1]
     count = max(1, size - round(size * percentile / 100))
     least = features.topk(count, dim=-1, sorted=False).values.amin(-1, keepdim=True)

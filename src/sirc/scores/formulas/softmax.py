@@ -26,7 +26,7 @@ from sirc.scores.row_sums import row_sums
 
 @dataclass(frozen=True)
 class Softmax:
-    """Summary of each row of the logits from one pass: 1-D float64 tensors (`prediction`: int64)."""
+    """What one pass over the logits finds in each row: 1-D tensors, all float64 but `prediction`."""
 
     prediction: Tensor
     top: Tensor
@@ -42,8 +42,8 @@ class Softmax:
         """Read (n, K) logits once.
 
         `compile=None` chooses the fastest way: on CUDA one kernel, with float32 exponentials unless the logits are
-        float64 (`triton_kernel.py` says how much that changes); elsewhere float64 in blocks that fit the cache. `False`
-        is the latter on any device; `True` is float64, fused by `torch.compile`.
+        float64 (`triton_kernel.py` says how little that changes); elsewhere float64 in blocks that fit the cache.
+        `False` chooses these blocks on any device, `True` float64 fused by `torch.compile`.
         """
         return cls(*row_sums(logits, compile=compile))
 
@@ -60,7 +60,7 @@ class Softmax:
 
     @property
     def rest(self) -> Tensor:
-        """s = Σ_{k≠ŷ} exp(v_k − v₁), the runner-up and below against the winner; may underflow to 0."""
+        """s = Σ_{k≠ŷ} exp(v_k − v₁); may underflow to 0."""
         return self._once("rest", lambda: self.t * torch.exp(-self.gap))
 
     @property
@@ -87,11 +87,11 @@ def log_entropy(p: Softmax) -> Tensor:
     """log H[π], finite where H itself underflows."""
     s = p.rest
     if torch.compiler.is_compiling():
-        # Where s is small the series has all digits, also for a runtime without log1p.
+        # For small s, the series has all digits even if a runtime lacks log1p.
         series = 1 - s * (1 / 2 - s * (1 / 3 - s * (1 / 4 - s * (1 / 5 - s / 6))))
         ratio = torch.where(s > 1e-3, torch.log1p(s) / s.clamp_min(1e-3), series)
     else:
-        ratio = torch.where(s > 1e-18, torch.log1p(s) / s, 1.0)  # below, 1 is all its digits, and at 0 it is 0/0
+        ratio = torch.where(s > 1e-18, torch.log1p(s) / s, 1.0)  # 1 to the last digit for smaller s; 0/0 at 0
     return torch.log(p.t * ratio + (p.gap * p.t + p.q) / (1 + s)) - p.gap
 
 
@@ -101,12 +101,12 @@ def log_one_minus_norm(p: Softmax) -> Tensor:
     norm = p.norm
     shrink = torch.exp(-p.gap)
     small = torch.log(2 * p.t + shrink * (p.t * p.t - p.w)) - p.gap - 2 * torch.log1p(s) - torch.log1p(norm)
-    # Below ½ the norm itself is the accurate quantity: its distance to 1 has nothing to cancel.
+    # For a norm below ½, 1 − ‖π‖₂ does not cancel.
     return torch.where(norm < 0.5, torch.log1p(-norm.clamp_max(0.5)), small)
 
 
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + exp x), exact on both tails (torch's own goes linear above its threshold)."""
+    """log(1 + exp x), accurate in both tails: torch's own is linear above a threshold."""
     return x.clamp_min(0) + torch.log1p(torch.exp(-x.abs()))
 
 
@@ -129,7 +129,7 @@ def entropy(p: Softmax) -> Tensor:
 
 
 def _log_margin_gap(p: Softmax) -> Tensor:
-    """log(1 − 1/(1 + exp(−g))), as if there were only the two largest logits: the distance to a bound of 1."""
+    """log(1 − 1/(1 + exp(−g))), the log gap of `msp` if there were only the two largest logits."""
     return -softplus(p.gap)
 
 

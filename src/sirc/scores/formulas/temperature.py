@@ -11,7 +11,7 @@ from sirc.scores.blocks import by_rows, constant, row_blocks
 from sirc.scores.formulas.softmax import Softmax, entropy, log_entropy, log_one_minus_max, msp
 from sirc.scores.registry import Option, score
 
-# The range of T: data without a wrong prediction would give T → 0, data without a right one T → ∞.
+# The range of T: without a wrong prediction T would go to 0, without a right one to ∞.
 _COLDEST, _HOTTEST = 0.05, 20.0
 _LIMITS = {"temperature": (0.001, 1000.0)}
 
@@ -19,7 +19,7 @@ _LIMITS = {"temperature": (0.001, 1000.0)}
 def divided(logits: Tensor, temperature: float) -> Softmax:
     """The summary of softmax(v/T), in float64."""
     v = logits.double()
-    # Subtracting the largest logit makes the rounding of v/T relative to the distance from it.
+    # Subtract the largest logit, so that the rounding of v/T is relative to the distance from it.
     x = (v - v.amax(-1, keepdim=True)) / constant(temperature, v)
     return Softmax.of(x, compile=False)
 
@@ -27,8 +27,8 @@ def divided(logits: Tensor, temperature: float) -> Softmax:
 def fit_temperature(logits: Tensor, labels: Tensor) -> dict[str, Option]:
     """T that minimises the negative log-likelihood of the labels, from 0.05 to 20. Guo et al. 2017.
 
-    The mean of logsumexp(b·v) − b·v_y is convex in b = 1/T, so that its minimum is where its slope changes sign. T = 1
-    if the likelihood does not depend on T.
+    The mean of logsumexp(b·v) − b·v_y is convex in b = 1/T, so that its slope changes sign at the minimum. T = 1 if the
+    likelihood does not depend on T.
     """
     from scipy.optimize import brentq
 
