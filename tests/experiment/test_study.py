@@ -157,7 +157,7 @@ def test_the_commands_print_tables_and_paths(experiment, command):
     shutil.rmtree("data")
     code, out, err = command("plot", "runs/tiny", "--out", "drawn", "--format", "png")
     assert code == 0, err
-    assert "without samples of the images" in err
+    assert "without a figure of sample images" in err
     assert all(Path(line).is_file() for line in out.splitlines())
     assert all(line.startswith("drawn/") and line.endswith(".png") for line in out.splitlines())
 
@@ -366,7 +366,7 @@ def test_checks_and_choices_of_arrays_may_be_tuned(arrays, command):
 def test_what_the_arrays_do_not_allow_is_left_out_and_said(arrays, command):
     code, _, err = command("evaluate", "--id", "test.npz", *SETS, "--no-figures")
     assert code == 0, err
-    assert "left out for want of" in err
+    assert "left out, as features" in err
     assert "vim" in err
     assert set(read_results("sirc-results/results.csv").score) == {
         *("msp", "doctor", "entropy", "max_logit", "energy", "l1", "gradnorm")
@@ -415,7 +415,7 @@ def test_by_default_scod_is_evaluated_with_what_the_arrays_allow(arrays, command
         (
             ["--id", "test.npz", "--ood", "far"],
             2,
-            "`--ood` must be NAME=PATH, a name of your choice",
+            "`--ood` must be NAME=PATH, where NAME is your choice",
         ),
         (["--id", "test.npz", "--ood", "a=far.npz", "--ood", "a=near.npz"], 2, "each name once"),
         (["--id", "test.npz", "--group", "Close"], 2, "`--group` must be NAME=SET,SET"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Given(NamedTuple):
-    """What every stage is given: an experiment, which of its networks to work on, and how."""
+    """Options of every stage: an experiment, the seeds of its networks, and how to work."""
 
     experiment: Annotated[Path, Argument(metavar="EXPERIMENT.toml", help="The paper's are in `studies/paper/`.")]
     seed: Annotated[list[int] | None, Option("--seed", metavar="N", help="A seed of the experiment; repeat.")] = None
@@ -31,7 +31,7 @@ class Given(NamedTuple):
 def train(given: Given, on_error: OnErrorOption = None) -> None:
     """Train the networks of an experiment, one for each seed.
 
-    There is a checkpoint after every epoch: the same command resumes a stopped one. Weights go to
+    A checkpoint is written after every epoch, from which the same command resumes. Weights go to
     `OUT/NAME/seed-N/model.safetensors`, with `history.csv` beside them.
 
     Example: `sirc train studies/paper/resnet50_imagenet200.toml --seed 1`
@@ -66,7 +66,7 @@ def extract(
 ) -> None:
     """Run the networks over the datasets and store logits, features and labels.
 
-    Stores go to `OUT/NAME/seed-N/outputs/`. Finished shards stay: the same command resumes a stopped one.
+    Stores go to `OUT/NAME/seed-N/outputs/`. Finished shards stay, and the same command resumes a stopped one.
 
     Example: `sirc extract studies/paper/resnet50_imagenet200.toml --seed 1 --only test --only Textures`
 
@@ -103,8 +103,8 @@ def extract(
 def fit(given: Given) -> None:
     """Fit the experiment's scores on the stored outputs of its training images.
 
-    Scores that can be tuned are tuned on the outputs of the validation images, if the experiment has any.
-    The scorer goes to `OUT/NAME/seed-N/scorer.safetensors`; load it with `sirc.Scorer.load`.
+    Scores that can be tuned are tuned on the outputs of the validation images, if there are any. The scorer goes
+    to `OUT/NAME/seed-N/scorer.safetensors`; load it with `sirc.Scorer.load`.
 
     Example: `sirc fit studies/paper/resnet50_imagenet200.toml --seed 1`
 
@@ -121,6 +121,6 @@ def fit(given: Given) -> None:
 
 
 def _save_config(study: Experiment) -> None:
-    """Write the configuration beside its results, once there are any; each stage has checked its part."""
+    """Write the configuration beside the results of a stage, which has checked its part of it."""
     if is_main():
         study.save()

@@ -1,7 +1,7 @@
-"""Messages of the library in a command's own terms: its options, or keys of the TOML that it reads.
+"""Translation of the library's messages: arguments become options of the command, or keys of its TOML.
 
 The library puts code between backticks and advice into alternatives: "Fit on more rows, or pass `crossfit=0`." Each
-piece of code is translated. If a command has nothing like it, the alternative that names it is left out.
+piece of code is translated. If a command has no counterpart, the alternative with that code is left out.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typer.models import OptionInfo
 
 from sirc.cli.options import names_of_option, parameters_of
 
-_GONE = "\0"  # stands for code that only works in Python, or not with this command
-_OF_RUNS = ("calibrate", "predict", "try", "export", "plot")  # which open what the TOML of a run names
-_SET = "--set"  # stands for the commands that take `--set`
-_TOML = "TOML"  # stands for these and `_OF_RUNS`
+_GONE = "\0"  # marks code that only works in Python, or not with this command
+_OF_RUNS = ("calibrate", "predict", "try", "export", "plot")  # they open what the TOML of a run names
+_SET = "--set"  # a key of `_WORDS` for all commands that take `--set`
+_TOML = "TOML"  # a key for these and `_OF_RUNS`
 _TABLES = {
     **dict.fromkeys(("crossfit", "on_unfit"), "fit"),
     **dict.fromkeys(("on_error", "dtype"), "extract"),
     **dict.fromkeys(("num_classes", "checkpoint", "pretrained"), "model"),
 }
-# What commands say for code that is not an option of the same name.
+# Translations, by command, of code that does not become an option of the same name.
 _WORDS: dict[str, dict[str, str]] = {
     "create overwrite=": {"extract": "`--only NAME --overwrite`", "guard": "`--overwrite`", "run": "`--redo extract`"},
     "train overwrite=": {
@@ -45,7 +45,7 @@ _WORDS: dict[str, dict[str, str]] = {
     "metrics": {"table": "`--metric`"},
     "negatives": {"table": "`--negative`"},
 }
-# Arguments that errors name without a value, and that are options of these commands.
+# Options of these commands whose arguments errors name without a value.
 _NAMED = {
     "guard": ("recall", "risk", "delta", "score", "classes", "resize", "crop", "interpolation", "mean", "std"),
     "evaluate": ("train", "val", "crossfit", "spill"),
@@ -57,9 +57,9 @@ _NAMED = {
 # An argument, alone or in a call: `crossfit=0`, `fit(…, overwrite=True)`. One letter is a parameter of a score.
 _ARGUMENT = re.compile(r"(?:(\w+)\((?:…|\.{3}), )?([a-z_]\w+)=(.*?)\)?")
 _SETTING = re.compile(r"--set ([^=]+)=(.*)")
-_OOD_SET = re.compile(r"""ood\[(['"])(.*?)\1\](?:\[.*\])?""")  # or the confidences of a score there
-# Other code that only works in Python; but not NumPy's, or `module:function`, which files and options name.
-# Commands and keys of a TOML may hold names that look like classes: `sirc serve ResNet.onnx`, `data.ood.Textures.path`.
+_OOD_SET = re.compile(r"""ood\[(['"])(.*?)\1\](?:\[.*\])?""")  # or of one score: ood['far']['msp']
+# Other code that only works in Python. NumPy's and `module:function` may stay: files and options name them. Commands and
+# keys of a TOML may have names that look like classes: `sirc serve ResNet.onnx`, `data.ood.Textures.path`.
 _PYTHON = re.compile(
     r"""(?!np\.|[\w.]+:|data\.|(sirc|hf)\ |--set\ ).*(
         \bsirc\.\w  # a name in the package
@@ -73,12 +73,12 @@ _PYTHON = re.compile(
 
 
 def in_options(command: Callable[..., None], text: str) -> str:
-    """Translate a message of the library for users of a command; the message itself if nothing of it would be left."""
+    """Translate a message of the library for users of a command; unchanged if nothing of it would be left."""
     name, options = name_of(command), _options(command)
     kinds = [name, *([_SET] if "set" in options else []), *([_TOML] if "set" in options or name in _OF_RUNS else [])]
 
     def words(entry: str) -> str:
-        """What `_WORDS` has the command say; empty if that is nothing."""
+        """The translation that `_WORDS` has for this command, or an empty text."""
         return next((_WORDS[entry][kind] for kind in kinds if kind in _WORDS.get(entry, ())), "")
 
     def translated(match: re.Match[str]) -> str:
@@ -114,9 +114,9 @@ def in_options(command: Callable[..., None], text: str) -> str:
 
 
 def _without_gone(sentence: str) -> str:
-    """Drop the alternatives ("this or that; or the other") with code that is gone; nothing is left if all have it.
+    """Drop the alternatives ("this or that; or the other") with untranslatable code; if all have some, drop all.
 
-    If the first alternative goes, the text before its colon stays.
+    Of the first alternative, the text before a colon stays.
     """
     if _GONE not in sentence:
         return sentence
@@ -138,13 +138,13 @@ def _as_toml(value: str) -> str:
 
 
 def name_of(command: Callable[..., None]) -> str:
-    """The name by which a command is called: `data check` is not `check`."""
+    """The name of a command on the command line: `data check` is not `check`."""
     return f"data {command.__name__}" if command.__module__.endswith(".data") else command.__name__
 
 
 @functools.cache
 def _options(command: Callable[..., None]) -> dict[str, tuple[str, object]]:
-    """The options of a command, by the argument that each fills, with the kind of its value."""
+    """The name of each option of a command and the type of its value, by parameter."""
     return {
         parameter.name.rstrip("_"): (names_of_option(parameter.name, info)[0], parameter.annotation.__origin__)
         for parameter in parameters_of(command)
