@@ -58,8 +58,8 @@ _NAMED = {
 _ARGUMENT = re.compile(r"(?:(\w+)\((?:…|\.{3}), )?([a-z_]\w+)=(.*?)\)?")
 _SETTING = re.compile(r"--set ([^=]+)=(.*)")
 _OOD_SET = re.compile(r"""ood\[(['"])(.*?)\1\](?:\[.*\])?""")  # or of one score: ood['far']['msp']
-# Other code that only works in Python. NumPy's and `module:function` may stay: files and options name them. Commands and
-# keys of a TOML may have names that look like classes: `sirc serve ResNet.onnx`, `data.ood.Textures.path`.
+# Other code that only works in Python. NumPy's and `module:function` may stay, as files and options name them.
+# Commands and keys of a TOML may have names that look like classes: `sirc serve ResNet.onnx`, `data.ood.Textures.path`.
 _PYTHON = re.compile(
     r"""(?!np\.|[\w.]+:|data\.|(sirc|hf)\ |--set\ ).*(
         \bsirc\.\w  # a name in the package
