@@ -167,7 +167,7 @@ def test_the_whole_way(here, command):
     assert "30 production inputs against 120 calibration rows" in out
     assert err.splitlines() == [
         "note: 1 rows without a confidence were left out",
-        "note: rows of `sirc predict` are sorted by path, not by time: they are taken in a random order",
+        "note: rows of `sirc predict` are sorted by path, not by time: they are used in a random order",
     ]
     code, out, _ = command("monitor", *arguments, "--json")
     told = json.loads(out)
@@ -265,7 +265,7 @@ def test_a_folder_sorted_by_class_raises_no_alarm(here, command):
     code, out, err = command(*call, "decisions.csv")
     assert code == 0, err
     assert out.startswith("No alarm")
-    assert "sorted by path, not by time: they are taken in a random order" in err
+    assert "sorted by path, not by time: they are used in a random order" in err
 
 
 def _outputs_like(accepted):
@@ -652,9 +652,9 @@ def test_a_threshold_of_least_cost_is_set_on_ood_sets_by_name(here, command):
         (("--alpha", 0.7), "needs `--reject-cost` or `--recall`"),
         (("--alpha", 0.7, "--risk", 0.1, *sets), "and no other goal"),
         (("--reject-cost", 0.1), "give `--alpha` too"),
-        (("--alpha", 1.7, "--recall", 0.9, *sets), "`--alpha` must be a share, from 0 to 1; got 1.7"),
-        (("--alpha", 0.7, "--beta", "nan", "--recall", 0.9, *sets), "`--beta` must be a share, from 0 to 1; got nan"),
-        (("--alpha", 0.7, "--reject-cost", -1, *sets), "`--reject-cost` must be a cost, 0 or more; got -1"),
+        (("--alpha", 1.7, "--recall", 0.9, *sets), "'--alpha': 1.7 is not in the range 0<=x<=1"),
+        (("--alpha", 0.7, "--beta", "nan", "--recall", 0.9, *sets), "`--beta` must lie in [0, 1]; got nan"),
+        (("--alpha", 0.7, "--reject-cost", -1, *sets), "'--reject-cost': -1.0 is not in the range x>=0"),
     ):
         code, _, err = command(*call, *wrong)
         assert code in (1, 2)
