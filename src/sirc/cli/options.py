@@ -180,12 +180,12 @@ def runs_of_seeds(runs: Sequence[Run], seeds: Sequence[int]) -> tuple[Run, ...]:
 def note_test_images(study: Experiment, purpose: str, progress: Progress) -> None:
     """Note that test images are used for want of validation images, and what that costs."""
     reason = "tuned scores on its validation images" if study.tuned else "has no outputs of validation images"
-    way = "give `--val`, or `data.validation` or `data.holdout` in the TOML"
+    advice = "give `--val`, or `data.validation` or `data.holdout` in the TOML"
     if study.data.validates and not study.tuned:
-        way = "extract the others first, `sirc extract EXPERIMENT.toml --only validation`"
+        advice = "extract the others first, `sirc extract EXPERIMENT.toml --only validation`"
     progress.note(
         f"note: '{study.folder}' {reason}, so its test images {purpose}. Results on the test set are then "
-        f"optimistic: {way}."
+        f"optimistic: {advice}."
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from enum import StrEnum
+from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -159,9 +160,8 @@ def evaluate(
         without = "nothing is fitted without `--train TRAIN.npz`; give that too"
         refuse_unused(without, val=val, head=head, crossfit=crossfit, on_unfit=on_unfit)
     unfit = fitting.unfit
-    if val is not None and _same_file(val, id_):
-        raise ConfigError(f"`--val` must be other outputs than `--id`, as scores are tuned on it; both are '{val}'.")
     sets = named_values("--ood", ood)
+    _refuse_shared_files({"--id": id_, "--train": train, "--val": val}, sets)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"`--out` must be a folder, for the results, tables, page and figures; '{out}' is a file.")
     for target in TARGETS:
@@ -175,7 +175,6 @@ def evaluate(
         score = specs[0] if specs else "confidence"
         run = arrays.evaluate_confidences(id_, sets, score=score, groups=groups, model=name)
     else:
-        _refuse_shared_files(id_, train, sets)
         test, outside = arrays.load_outputs(id_), {key: arrays.load_outputs(path) for key, path in sets.items()}
         with on_device(device or "auto", quiet) if spill else nullcontext((None, progress)) as (where, progress):
             scorer = arrays.fit_arrays(
@@ -321,22 +320,13 @@ def report(
         open_page(page)
 
 
-def _refuse_shared_files(id_: Path, train: Path | None, ood: dict[str, str]) -> None:
+def _refuse_shared_files(inside: Mapping[str, Path | None], ood: Mapping[str, str]) -> None:
     """Refuse one file for two roles: the results would be meaningless."""
-    for key, path in ood.items():
-        for option, other in (("--id", id_), ("--train", train)):
-            if other is not None and _same_file(Path(path), other):
-                raise ConfigError(
-                    f"`--ood {key}={path}` must be inputs of no known class; `{option}` names the same file."
-                )
-    if train is not None and _same_file(train, id_):
-        raise ConfigError(
-            f"`--id` must be other outputs than `--train`, as scores know the rows they learnt from; both are '{id_}'."
-        )
-
-
-def _same_file(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and one.samefile(other)
+    roles = [(option, path) for option, path in inside.items() if path is not None and path.exists()]
+    outside = [(f"--ood {name}", Path(path)) for name, path in ood.items() if Path(path).exists()]
+    for (one, path), (other, same) in (*combinations(roles, 2), *product(outside, roles)):
+        if path.samefile(same):
+            raise ConfigError(f"`{one}` and `{other}` must be different outputs; both are '{path}'.")
 
 
 def _note_scores(fitted: Sequence[str], named: Sequence[str] | None, val: Path | None, progress: Progress) -> None:

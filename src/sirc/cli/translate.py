@@ -77,19 +77,19 @@ def in_options(command: Callable[..., None], text: str) -> str:
     name, options = name_of(command), _options(command)
     kinds = [name, *([_SET] if "set" in options else []), *([_TOML] if "set" in options or name in _OF_RUNS else [])]
 
-    def words(entry: str) -> str:
+    def counterpart(entry: str) -> str:
         """The translation that `_WORDS` has for this command, or an empty text."""
         return next((_WORDS[entry][kind] for kind in kinds if kind in _WORDS.get(entry, ())), "")
 
     def translated(match: re.Match[str]) -> str:
         code = match[1]
-        if found := _ARGUMENT.fullmatch(code):
-            call, argument, value = found.groups()
+        if parts := _ARGUMENT.fullmatch(code):
+            call, argument, value = parts.groups()
             for entry in (f"{call} {argument}=", f"{argument}={value}"):
                 if entry in _WORDS:
-                    return words(entry) or _GONE
+                    return counterpart(entry) or _GONE
             plain = value.strip('"') if re.fullmatch(r'"?[\w.+-]+"?', value) else "…"
-            if known := words(f"{argument}="):
+            if known := counterpart(f"{argument}="):
                 return known
             if argument in options:
                 option, kind = options[argument]
@@ -99,12 +99,12 @@ def in_options(command: Callable[..., None], text: str) -> str:
             code = f"--set {_TABLES[argument]}.{argument}={plain.lower() if plain in ('True', 'False') else plain}"
         elif code in _NAMED.get(name, ()):
             return f"`{options[code][0]}`"
-        elif known := words(code):
+        elif known := counterpart(code):
             return known
-        if (found := _OOD_SET.fullmatch(code)) and "ood" in options:
-            return f"`--ood {found[2]}=…`"
-        if (found := _SETTING.fullmatch(code)) and _SET not in kinds:
-            return f"`{found[1]} = {_as_toml(found[2])}` in the TOML" if _TOML in kinds else _GONE
+        if (ood_set := _OOD_SET.fullmatch(code)) and "ood" in options:
+            return f"`--ood {ood_set[2]}=…`"
+        if (setting := _SETTING.fullmatch(code)) and _SET not in kinds:
+            return f"`{setting[1]} = {_as_toml(setting[2])}` in the TOML" if _TOML in kinds else _GONE
         return _GONE if _PYTHON.match(code) else f"`{code}`"
 
     message = re.sub(r"`([^`]*)`", translated, text)

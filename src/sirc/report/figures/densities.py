@@ -137,15 +137,15 @@ def _header(axes: Axes, task: str, present: list[str]) -> None:
     from matplotlib.artist import Artist
     from matplotlib.offsetbox import AnchoredOffsetbox, HPacker, OffsetBox, TextArea
 
-    def words(text: str, **look: object) -> OffsetBox:
+    def bold(text: str, **look: object) -> OffsetBox:
         return TextArea(text, textprops={"fontsize": 8, "fontweight": "bold", **look})
 
     rejected, accepted = (
-        [words(f" {GROUPS[name].name} ", color=GROUPS[name].colour) for name in side if name in present]
+        [bold(f" {GROUPS[name].name} ", color=GROUPS[name].colour) for name in side if name in present]
         for side in TASKS[task]
     )
-    line = [words("  |  ", color="0.25", fontweight="normal")] if rejected else []
-    parts: list[Artist] = [words(f"{task}:  "), *rejected, *line, *accepted]
+    line = [bold("  |  ", color="0.25", fontweight="normal")] if rejected else []
+    parts: list[Artist] = [bold(f"{task}:  "), *rejected, *line, *accepted]
     box = AnchoredOffsetbox(
         loc="lower center",
         child=HPacker(children=parts, align="baseline", pad=0, sep=0),
