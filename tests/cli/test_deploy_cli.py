@@ -652,9 +652,9 @@ def test_a_threshold_of_least_cost_is_set_on_ood_sets_by_name(here, command):
         (("--alpha", 0.7), "needs `--reject-cost` or `--recall`"),
         (("--alpha", 0.7, "--risk", 0.1, *sets), "and no other goal"),
         (("--reject-cost", 0.1), "give `--alpha` too"),
-        (("--alpha", 1.7, "--recall", 0.9, *sets), "'--alpha': 1.7 is not in the range 0<=x<=1"),
-        (("--alpha", 0.7, "--beta", "nan", "--recall", 0.9, *sets), "`--beta` must lie in [0, 1]; got nan"),
-        (("--alpha", 0.7, "--reject-cost", -1, *sets), "'--reject-cost': -1.0 is not in the range x>=0"),
+        (("--alpha", 1.7, "--recall", 0.9, *sets), "`--alpha` must be a share, from 0 to 1; got 1.7"),
+        (("--alpha", 0.7, "--beta", "nan", "--recall", 0.9, *sets), "`--beta` must be a share, from 0 to 1; got nan"),
+        (("--alpha", 0.7, "--reject-cost", -1, *sets), "`--reject-cost` must be a cost, 0 or more; got -1"),
     ):
         code, _, err = command(*call, *wrong)
         assert code in (1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -126,9 +127,9 @@ def calibrate(
     risk: Risk = None,
     delta: Annotated[float | None, Option(help="The promise holds with probability 1 − δ. Default: 0.05.")] = None,
     plain: Plain = False,
-    alpha: Annotated[float | None, Option(help="Or: the least cost for this share of ID input.", min=0, max=1)] = None,
-    beta: Annotated[float | None, Option(help="With `--alpha`: the cost of ID✗; of OOD, 1 − β.", min=0, max=1)] = None,
-    reject_cost: Annotated[float | None, Option(help="With `--alpha`: the cost of a rejected input.", min=0)] = None,
+    alpha: Annotated[float | None, Option(help="Or: the least cost for this share of ID input.")] = None,
+    beta: Annotated[float | None, Option(help="With `--alpha`: the cost of accepting ID✗; of OOD, 1 − β.")] = None,
+    reject_cost: Annotated[float | None, Option(help="With `--alpha`: the cost of a rejected input.")] = None,
     ood: OodFiles = None,
     val: Annotated[Path | None, Option(help="Labelled ID outputs, not fitted on: a file or a store's folder.")] = None,
     on_error: OnErrorOption = None,
@@ -214,7 +215,13 @@ def _goal(
             raise ConfigError(f"`--{name}` must lie between 0 and 1; got {value:g}.")
     if alpha is None:
         return {**(given or {"recall": 0.95}), "delta": None if plain else delta}
-    return {**given, "alpha": alpha, "beta": 0.5 if beta is None else beta, "reject_cost": reject_cost}
+    mixture = {"alpha": alpha, "beta": 0.5 if beta is None else beta}
+    for name, share in mixture.items():
+        if not 0 <= share <= 1:
+            raise ConfigError(f"`--{name}` must be a share, from 0 to 1; got {share:g}.")
+    if reject_cost is not None and not 0 <= reject_cost < math.inf:
+        raise ConfigError(f"`--reject-cost` must be a cost, 0 or more; got {reject_cost:g}.")
+    return {**given, **mixture, "reject_cost": reject_cost}
 
 
 def _refuse_plain_risk(plain: bool, risk: float | None) -> None:
