@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from typer import Argument, Option
-from typer.models import OptionInfo
 
 from sirc._utils.imports import import_module
 from sirc._utils.text import listed, quoted
@@ -111,13 +110,6 @@ def parameters_of(command: Callable[..., object]) -> list[inspect.Parameter]:
         kind = hints[parameter.name]
         parameters += parameters_of(kind) if _is_group(kind) else [parameter.replace(annotation=kind)]
     return parameters
-
-
-def names_of_option(parameter: str, info: OptionInfo) -> list[str]:
-    """The names of an option, such as `--quiet` and `-q`: those declared, else the name of its parameter."""
-    declared = (info.default, *(info.param_decls or ()))  # typer reads the first name of an annotation as a default
-    names = "/".join(name for name in declared if isinstance(name, str) and name.startswith("-"))
-    return names.split("/") if names else [f"--{parameter.rstrip('_').replace('_', '-')}"]
 
 
 def named_values(option: str, texts: Names, form: str = "NAME=PATH") -> dict[str, str]:

@@ -10,9 +10,11 @@ import functools
 import re
 from collections.abc import Callable
 
-from typer.models import OptionInfo
+import typer
+from typer.core import TyperOption
+from typer.main import get_command
 
-from sirc.cli.options import names_of_option, parameters_of
+from sirc.cli.options import with_options
 
 _GONE = "\0"  # marks code that only works in Python, or not with this command
 _OF_RUNS = ("calibrate", "predict", "try", "export", "plot")  # they open what the TOML of a run names
@@ -92,8 +94,8 @@ def in_options(command: Callable[..., None], text: str) -> str:
             if known := counterpart(f"{argument}="):
                 return known
             if argument in options:
-                option, kind = options[argument]
-                return f"`{option}`" if kind is bool else f"`{option} {plain}`"
+                option, is_flag = options[argument]
+                return f"`{option}`" if is_flag else f"`{option} {plain}`"
             if argument not in _TABLES:
                 return _GONE
             code = f"--set {_TABLES[argument]}.{argument}={plain.lower() if plain in ('True', 'False') else plain}"
@@ -143,11 +145,9 @@ def name_of(command: Callable[..., None]) -> str:
 
 
 @functools.cache
-def _options(command: Callable[..., None]) -> dict[str, tuple[str, object]]:
-    """The name of each option of a command and the type of its value, by parameter."""
-    return {
-        parameter.name.rstrip("_"): (names_of_option(parameter.name, info)[0], parameter.annotation.__origin__)
-        for parameter in parameters_of(command)
-        for info in getattr(parameter.annotation, "__metadata__", ())
-        if isinstance(info, OptionInfo)
-    }
+def _options(command: Callable[..., None]) -> dict[str, tuple[str, bool]]:
+    """The name of each option of a command and whether it is a flag, by parameter."""
+    app = typer.Typer(add_completion=False)
+    app.command()(with_options(command, imports=False))
+    options = [option for option in get_command(app).params if isinstance(option, TyperOption)]
+    return {str(option.name).rstrip("_"): (option.opts[0], option.is_flag) for option in options}
