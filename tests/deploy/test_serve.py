@@ -993,7 +993,7 @@ def test_the_command_passes_its_limits_on(graph, monkeypatch):
     served = []
     monkeypatch.setattr("sirc.deploy.serve.run", lambda app, **_: served.append(app.state.service.limits))
     given = {name: number for number, name in enumerate(production.RequestLimits._fields, 1)}
-    production.serve(graph, production.RequestLimits(**given))
+    production.serve(graph, limits=production.RequestLimits(**given))
     assert vars(served[0]).items() >= given.items()
 
 

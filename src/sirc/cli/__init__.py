@@ -52,7 +52,8 @@ _TYPER_FLAGS = dict.fromkeys(("help", "install_completion", "show_completion"), 
 
 app = typer.Typer(
     name="sirc",
-    help="A reject option for PyTorch classifiers: abstain where the network errs, and where no class fits.",
+    help="A reject option for PyTorch classifiers: abstain where the network errs, and where no class fits.\n\n"
+    "ID input belongs to one of the classes, OOD input to none; the network is right on ID✓ and wrong on ID✗.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",

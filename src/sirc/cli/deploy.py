@@ -66,7 +66,7 @@ def guard(
     risk: Risk = None,
     delta: Annotated[float, Option(help="The promise holds with probability 1 − δ.")] = 0.05,
     plain: Plain = False,
-    score: Annotated[str, Option(metavar="SPEC", help="The score.")] = "scod",
+    score: Annotated[str, Option(metavar="SPEC", help="The score that ranks inputs.")] = "scod",
     head: Annotated[str | None, Option(metavar="LAYER", help="The last linear layer. Default: it is found.")] = None,
     classes: Annotated[Path | None, Option(help="A text file of class folders in the order of the logits.")] = None,
     resize: Annotated[int | None, Option(help="The shorter side after resizing. Default: as published.", min=1)] = None,
@@ -340,7 +340,9 @@ def export(
     run: Annotated[Path, Argument(metavar="RUN", help="A run, or the MODEL of `sirc guard`.")],
     model: Annotated[str, _SAVED_GUARD],
     out: Annotated[Path, Option(help="The ONNX file to write.")] = Path("model.onnx"),
-    triton: Annotated[Path | None, Option(metavar="DIR", help="A folder for Triton; its name is the model's.")] = None,
+    triton: Annotated[
+        Path | None, Option(metavar="DIR", help="Also write for Triton; DIR's name is the model's.")
+    ] = None,
     seed: RunSeed = None,
     overwrite: Replace = False,
     trust: Trust = False,

@@ -37,13 +37,14 @@ class RequestLimits(NamedTuple):
 
 def serve(
     onnx: Annotated[Path, Argument(metavar="MODEL.onnx", help="A graph that `sirc export` wrote.")],
-    limits: RequestLimits,
     host: Host = "127.0.0.1",
     port: Annotated[int, Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
     state: Annotated[Path | None, Option(metavar="FILE", help="Keep the monitor's state here over restarts.")] = None,
-    log: Annotated[Path | None, Option(metavar="FOLDER", help="Keep decisions here, without images.")] = None,
+    log: Annotated[Path | None, Option(metavar="FOLDER", help="Keep decisions here, but no images.")] = None,
     delta: FalseAlarms = 0.05,
     threads: Annotated[int, Option(help="Threads of onnxruntime for a batch; 0: one for each core.", min=0)] = 0,
+    *,
+    limits: RequestLimits,
     quiet: QuietRequests = False,
 ) -> None:
     """Serve decisions over HTTP: POST /predict, GET /health, /ready, /metrics, /monitor and /.

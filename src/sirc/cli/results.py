@@ -268,7 +268,7 @@ def table(
 
 def plot(
     runs: Stored,
-    out: Annotated[Path | None, Option(help="The folder for the figures. Default: `figures` in the first.")] = None,
+    out: Annotated[Path | None, Option(help="The folder for the figures. Default: `figures` in the first RUN.")] = None,
     format_: Formats = None,
     quiet: Quiet = False,
 ) -> None:
