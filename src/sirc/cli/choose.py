@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sirc.progress import Progress
     from sirc.scores import Scorer
 
-Stored = Annotated[list[Path] | None, RUN_FOLDERS]
+RunFolders = Annotated[list[Path] | None, RUN_FOLDERS]
 Judge = Callable[["Case"], "Assumptions | Choice"]
 Level = Annotated[float, Option(help="The level of the confidence intervals.")]
 
@@ -47,7 +47,7 @@ class Files(NamedTuple):
 
 def check(
     files: Files,
-    runs: Stored = None,
+    runs: RunFolders = None,
     level: Level = 0.95,
     as_json: Annotated[bool, Option("--json", help="Print JSON: a list with one report for each model.")] = False,
     quiet: Quiet = False,
@@ -72,7 +72,7 @@ def check(
 
 def select(
     files: Files,
-    runs: Stored = None,
+    runs: RunFolders = None,
     alpha: Annotated[str, Option(metavar="LOW,HIGH", help="The share of ID input: a range or a number.")] = "0.1,0.9",
     beta: Annotated[str, Option(metavar="LOW,HIGH", help="The cost of accepting ID✗; of OOD, 1 − β.")] = "0.1,0.9",
     metric: Annotated[str, Option(help="A metric of the mixture, such as `aurr`, `aurc` or `risk@95`.")] = "aurr",
@@ -98,12 +98,12 @@ def select(
 
     A study, with its OOD sets: `sirc select runs/resnet50_imagenet200`
     """
-    from sirc.evaluation import select as choose
+    from sirc.evaluation import select as select_score
 
     alphas, betas = _numbers("--alpha", alpha), _numbers("--beta", beta)
 
     def choice(case: Case) -> Choice:
-        return choose(
+        return select_score(
             case.scorer,
             case.id,
             case.ood,

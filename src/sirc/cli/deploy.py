@@ -96,7 +96,7 @@ def guard(
     """
     from sirc._utils.files import refuse_existing
     from sirc.data import Source, class_names
-    from sirc.deploy import guard as make
+    from sirc.deploy import guard as make_guard
 
     _refuse_plain_risk(plain, risk)
     for data in filter(None, (train, val)):
@@ -107,7 +107,7 @@ def guard(
     names = None if classes is None else class_names(Source("folder", str(train), classes=str(classes)), Path())
     preparation = {"resize": resize, "crop": crop, "interpolation": interpolation, "mean": mean, "std": std}
     with on_device(device, quiet) as (where, progress):
-        made = make(
+        classifier = make_guard(
             model, train, val, recall=recall, risk=risk, delta=None if plain else delta, score=score, head=head,
             classes=names,
             preprocess={name: value for name, value in preparation.items() if value} or None, path=path,
@@ -115,7 +115,7 @@ def guard(
             overwrite=overwrite, progress=progress,
         )  # fmt: skip
         if is_main():
-            _save(made, str(made), out, overwrite, report)
+            _save(classifier, str(classifier), out, overwrite, report)
 
 
 def calibrate(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 TableFormat = Literal["text", "csv", "markdown", "html", "latex"]
 _ENDINGS = {"csv": ".csv", "markdown": ".md", "html": ".html", "latex": ".tex"}
 
-Stored = Annotated[list[Path], RUN_FOLDERS]
+RunFolders = Annotated[list[Path], RUN_FOLDERS]
 StageName = StrEnum("StageName", ["train", "extract", "fit", "page", "figures"])
 Redo = Annotated[
     list[StageName] | None, Option("--redo", help="Do a stage again; repeat for several. Only `train` retrains.")
@@ -227,7 +227,7 @@ def table(
     from sirc._utils.files import refuse_existing
     from sirc.experiment import load_runs, read_results
     from sirc.metrics import parse_metric
-    from sirc.report.tables import table as make
+    from sirc.report.tables import table as make_table
     from sirc.scores import parse
 
     if out is not None:
@@ -250,7 +250,7 @@ def table(
         refuse_unused("each model has one training run", spread=spread)
     elif intervals:
         raise ConfigError("`--intervals` are of one training run; these have several seeds: `--spread` shows theirs.")
-    made = make(
+    shown = make_table(
         results,
         metrics=metrics,
         negatives=negative or None,
@@ -260,14 +260,14 @@ def table(
         spread=spread,
     )
     if out is not None:
-        made.save(out, overwrite=True)
+        shown.save(out, overwrite=True)
         result(str(out))
     else:
-        typer.echo(getattr(made, format_)(), file=sys.stdout)  # else click writes UTF-8 to an ASCII stream
+        typer.echo(getattr(shown, format_)(), file=sys.stdout)  # else click writes UTF-8 to an ASCII stream
 
 
 def plot(
-    runs: Stored,
+    runs: RunFolders,
     out: Annotated[Path | None, Option(help="The folder for the figures. Default: `figures` in the first RUN.")] = None,
     format_: Formats = None,
     quiet: Quiet = False,
@@ -288,13 +288,12 @@ def plot(
         why = in_options(plot, str(error))
         progress.note(f"without a figure of sample images, which cannot be opened: {why}")
     shown = [run.reported for run in load_runs(runs)]
-    made = figures(shown, folder, formats=list(format_ or FigureFormat), images=images, progress=progress)
-    for path in made:
+    for path in figures(shown, folder, formats=list(format_ or FigureFormat), images=images, progress=progress):
         result(str(path))
 
 
 def report(
-    runs: Stored,
+    runs: RunFolders,
     out: Annotated[Path | None, Option(metavar="FILE.html", help="Default: `report.html` in the first RUN.")] = None,
     title: Annotated[str | None, Option(help="The page's heading. Default: the names of the models.")] = None,
     open_: Open = False,
@@ -309,12 +308,12 @@ def report(
     """
     from sirc._utils.files import refuse_existing
     from sirc.experiment import PAGE, load_runs
-    from sirc.report.page import report as write
+    from sirc.report.page import report as write_page
 
     if out is not None:
         refuse_existing(out, overwrite)
     shown = [run.reported for run in load_runs(runs)]
-    page = write(shown, out or runs[0] / PAGE, title=title, overwrite=True, progress=reporting(quiet))
+    page = write_page(shown, out or runs[0] / PAGE, title=title, overwrite=True, progress=reporting(quiet))
     result(str(page))
     if open_:
         open_page(page)
@@ -353,11 +352,12 @@ def _check_figures(figures: bool, format_: Formats, redo: Redo = None) -> None:
 
 def _show(study: Study, open_: bool, *, negatives: Sequence[str] = (), verdicts: Sequence[str] = ()) -> None:
     """Print the table, the paths of the files and the verdicts; the page comes last, and opens if asked for."""
-    from sirc.report.tables import table as make
+    from sirc.report.tables import table as make_table
 
     if len(study.results):  # only the main process has them
         present = set(study.results["negative"])
-        result(make(study.reported_results, negatives=[name for name in negatives if name in present] or None).text())
+        chosen = [name for name in negatives if name in present] or None
+        result(make_table(study.reported_results, negatives=chosen).text())
         for path in study.files:
             if path.suffix in (".csv", ".md", ".tex", ".html", ".npz") and path != study.page:
                 result(str(path))
