@@ -161,7 +161,6 @@ def evaluate(
         refuse_unused(without, val=val, head=head, crossfit=crossfit, on_unfit=on_unfit)
     unfit = fitting.unfit
     sets = named_values("--ood", ood)
-    _refuse_shared_files({"--id": id_, "--train": train, "--val": val}, sets)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"`--out` must be a folder, for the results, tables, page and figures; '{out}' is a file.")
     for target in TARGETS:
@@ -175,6 +174,7 @@ def evaluate(
         score = specs[0] if specs else "confidence"
         run = arrays.evaluate_confidences(id_, sets, score=score, groups=groups, model=name)
     else:
+        _refuse_shared_files({"--id": id_, "--train": train, "--val": val}, sets)
         test, outside = arrays.load_outputs(id_), {key: arrays.load_outputs(path) for key, path in sets.items()}
         with on_device(device or "auto", quiet) if spill else nullcontext((None, progress)) as (where, progress):
             scorer = arrays.fit_arrays(
