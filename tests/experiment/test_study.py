@@ -315,7 +315,7 @@ def test_arrays_of_validation_rows_tune_the_scores(arrays, command):
     code, _, err = command(*given, "--val", "val.npz", "--score", "msp")
     assert code == 0
     assert "'val.npz' was not used" in err
-    for wrong, words in ((["--val", "test.npz"], "other outputs than `--id`"), (["--val", "none.npz"], "'none.npz'")):
+    for wrong, words in ((["--val", "test.npz"], "must be different outputs"), (["--val", "none.npz"], "'none.npz'")):
         code, _, err = command(*given, *wrong, "--score", "tempered_msp")
         assert code
         assert words in err
