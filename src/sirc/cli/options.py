@@ -83,7 +83,7 @@ def with_options(command: Callable[..., None], *, imports: bool) -> Callable[...
         filled = {name: _take(kind, options) for name, kind in groups.items()}
         command(**filled, **options)
 
-    parameters = parameters_of(command)
+    parameters = _parameters_of(command)
     if imports:
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters.append(inspect.Parameter("import_", keyword, default=None, annotation=Imports))
@@ -102,13 +102,13 @@ def _take(group: Any, options: dict[str, object]) -> Any:
     return group(*(_take(kinds[name], options) if _is_group(kinds[name]) else options.pop(name) for name in kinds))
 
 
-def parameters_of(command: Callable[..., object]) -> list[inspect.Parameter]:
+def _parameters_of(command: Callable[..., object]) -> list[inspect.Parameter]:
     """The parameters of a command with their types, with the fields of a group in its place."""
     hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         kind = hints[parameter.name]
-        parameters += parameters_of(kind) if _is_group(kind) else [parameter.replace(annotation=kind)]
+        parameters += _parameters_of(kind) if _is_group(kind) else [parameter.replace(annotation=kind)]
     return parameters
 
 
