@@ -189,7 +189,7 @@ def drawn(draw: Callable[Options, Figure]) -> Callable[Options, Figure]:
 
 
 def name_ood(figure: Figure, name: str) -> None:
-    """Write the name of an OOD set or group above the figure."""
+    """Write the name of an OOD set or group above the figure, but nothing for pooled or absent OOD data."""
     if name not in (POOLED, WRONG, ""):
         figure.suptitle(f"OOD: {literal(name)}")
 
