@@ -13,7 +13,6 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from sirc.cli import app
 from sirc.cli.data import app as data_app
-from sirc.cli.options import names_of_option
 
 INTRODUCTION = """\
 # The command line
@@ -89,9 +88,16 @@ def _parameters(command: Callable[..., None]) -> Iterator[Parameter]:
         kind, info = get_args(hints[name])
         values, repeats = _values(kind)
         required = parameter.default is inspect.Parameter.empty
-        names = [info.metavar or name.upper()] if isinstance(info, ArgumentInfo) else names_of_option(name, info)
+        names = [info.metavar or name.upper()] if isinstance(info, ArgumentInfo) else _names(name, info)
         default = "" if required or parameter.default is None or kind is bool else str(parameter.default)
         yield Parameter(info, names, [info.metavar] if info.metavar else values, default, repeats, required)
+
+
+def _names(parameter: str, info: OptionInfo) -> list[str]:
+    """The names of an option, such as `--quiet` and `-q`: those declared, else the name of its parameter."""
+    declared = (info.default, *(info.param_decls or ()))  # typer reads the first name of an annotation as a default
+    names = "/".join(name for name in declared if isinstance(name, str) and name.startswith("-"))
+    return names.split("/") if names else [f"--{parameter.rstrip('_').replace('_', '-')}"]
 
 
 def _values(kind: Any) -> tuple[list[str], bool]:

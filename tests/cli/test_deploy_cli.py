@@ -167,7 +167,7 @@ def test_the_whole_way(here, command):
     assert "30 production inputs against 120 calibration rows" in out
     assert err.splitlines() == [
         "note: 1 rows without a confidence were left out",
-        "note: rows of `sirc predict` are sorted by path, not by time: they are taken in a random order",
+        "note: rows of `sirc predict` are sorted by path, not by time: they are used in a random order",
     ]
     code, out, _ = command("monitor", *arguments, "--json")
     told = json.loads(out)
@@ -265,7 +265,7 @@ def test_a_folder_sorted_by_class_raises_no_alarm(here, command):
     code, out, err = command(*call, "decisions.csv")
     assert code == 0, err
     assert out.startswith("No alarm")
-    assert "sorted by path, not by time: they are taken in a random order" in err
+    assert "sorted by path, not by time: they are used in a random order" in err
 
 
 def _outputs_like(accepted):
@@ -341,7 +341,7 @@ def test_given_outputs_or_at_worst_the_test_images_set_the_threshold(here, comma
     Path("runs/tiny/experiment.toml").write_text(re.sub(r"\[data\.validation\]\n(.+\n)+", "", text), encoding="utf-8")
     code, _, err = command(*call, "--trust")  # as the file is not the one that was made here
     assert code == 0, err
-    assert "no longer honest" in err
+    assert "are then optimistic" in err
     torch.testing.assert_close(SelectiveClassifier.load("selective.safetensors", _network(1)).calibration, wanted.cpu())
 
 
@@ -582,7 +582,7 @@ def test_a_chosen_part_of_a_combination_sets_the_threshold_and_one_that_is_gone_
     call = ("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--overwrite", "--device", "cpu")
     for score, words, taken in (
         ("residual", "the score is `residual`, which `sirc check` chose", "residual"),
-        ("knn", "`sirc check` chose `knn`, which is not a score of the run now", "sirc(msp, residual)"),
+        ("knn", "`sirc check` chose `knn`, which is no longer a score of the run", "sirc(msp, residual)"),
     ):
         keep_choice(study.run(1), "check", score, "validation", half=False)
         code, out, err = command(*call)

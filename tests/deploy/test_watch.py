@@ -345,7 +345,7 @@ def test_the_command_reads_the_log_of_a_service(graph, tmp_path, monkeypatch, co
     for name in ("others.parquet", "others.csv"):
         code, _, err = command(*call[:-1], name)
         assert code == 1
-        assert "200 of its decisions are others than its threshold" in err
+        assert "200 of them differ from those of its threshold" in err
     Path("junk.parquet").write_text("junk", encoding="utf-8")
     Path("empty.parquet").mkdir()
     for name, more, code, words in (

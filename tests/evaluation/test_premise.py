@@ -420,9 +420,9 @@ def test_the_command_prints_json_that_equals_the_library_s(command, files, score
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ([], 2, "give one of the two"),
-        (["nowhere", "--val", "val.npz"], 2, "give one of the two"),
-        (["nowhere", "--ood", "x=y"], 2, "leave these options to `--val`"),
+        ([], 2, "needs either RUN folders or your own outputs"),
+        (["nowhere", "--val", "val.npz"], 2, "needs either RUN folders or your own outputs"),
+        (["nowhere", "--ood", "x=y"], 2, "such options are only for `--val`"),
         (["--val", "val.npz"], 2, "needs a scorer"),
         (["--val", "val.npz", "--train", "train.npz", "--scorer", "scorer.safetensors"], 2, "needs a scorer"),
         (

@@ -592,9 +592,9 @@ def test_the_command_without_ood_data_takes_all_that_can_be_fitted(command, file
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ([], 2, "give one of the two"),
-        (["nowhere", "--val", "val.npz"], 2, "give one of the two"),
-        (["nowhere", "--ood", "x=y"], 2, "leave these options to `--val`"),
+        ([], 2, "needs either RUN folders or your own outputs"),
+        (["nowhere", "--val", "val.npz"], 2, "needs either RUN folders or your own outputs"),
+        (["nowhere", "--ood", "x=y"], 2, "such options are only for `--val`"),
         (["--val", "val.npz"], 2, "needs a scorer"),
         (
             ["--val", "val.npz", "--scorer", "scorer.safetensors", "--head", "h.npz"],

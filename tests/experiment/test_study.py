@@ -157,7 +157,7 @@ def test_the_commands_print_tables_and_paths(experiment, command):
     shutil.rmtree("data")
     code, out, err = command("plot", "runs/tiny", "--out", "drawn", "--format", "png")
     assert code == 0, err
-    assert "without samples of the images" in err
+    assert "without a figure of sample images" in err
     assert all(Path(line).is_file() for line in out.splitlines())
     assert all(line.startswith("drawn/") and line.endswith(".png") for line in out.splitlines())
 
@@ -315,7 +315,7 @@ def test_arrays_of_validation_rows_tune_the_scores(arrays, command):
     code, _, err = command(*given, "--val", "val.npz", "--score", "msp")
     assert code == 0
     assert "'val.npz' was not used" in err
-    for wrong, words in ((["--val", "test.npz"], "other outputs than `--id`"), (["--val", "none.npz"], "'none.npz'")):
+    for wrong, words in ((["--val", "test.npz"], "must be different outputs"), (["--val", "none.npz"], "'none.npz'")):
         code, _, err = command(*given, *wrong, "--score", "tempered_msp")
         assert code
         assert words in err
@@ -366,7 +366,7 @@ def test_checks_and_choices_of_arrays_may_be_tuned(arrays, command):
 def test_what_the_arrays_do_not_allow_is_left_out_and_said(arrays, command):
     code, _, err = command("evaluate", "--id", "test.npz", *SETS, "--no-figures")
     assert code == 0, err
-    assert "left out for want of" in err
+    assert "left out, as features" in err
     assert "vim" in err
     assert set(read_results("sirc-results/results.csv").score) == {
         *("msp", "doctor", "entropy", "max_logit", "energy", "l1", "gradnorm")
@@ -415,13 +415,17 @@ def test_by_default_scod_is_evaluated_with_what_the_arrays_allow(arrays, command
         (
             ["--id", "test.npz", "--ood", "far"],
             2,
-            "`--ood` must be NAME=PATH, a name of your choice",
+            "`--ood` must be NAME=PATH, where NAME is your choice",
         ),
         (["--id", "test.npz", "--ood", "a=far.npz", "--ood", "a=near.npz"], 2, "each name once"),
         (["--id", "test.npz", "--group", "Close"], 2, "`--group` must be NAME=SET,SET"),
-        (["--id", "test.npz", "--ood", "a=test.npz"], 2, "`--id` names the same file"),
-        (["--train", "train.npz", "--id", "test.npz", "--ood", "a=train.npz"], 2, "`--train` names the same file"),
-        (["--train", "test.npz", "--id", "test.npz"], 2, "`--id` must be other outputs than `--train`"),
+        (["--id", "test.npz", "--ood", "a=test.npz"], 2, "`--ood a` and `--id` must be different outputs"),
+        (
+            ["--train", "train.npz", "--id", "test.npz", "--ood", "a=train.npz"],
+            2,
+            "`--ood a` and `--train` must be different outputs",
+        ),
+        (["--train", "test.npz", "--id", "test.npz"], 2, "`--id` and `--train` must be different outputs"),
         (["--id", "test.npz", "--out", "no.txt"], 2, "`--out` must be a folder"),
         (["--id", "test.npz", "--score", "mps"], 1, "msp"),
         (["--id", "test.npz", "--score", "vim"], 1, "vim"),

@@ -229,7 +229,7 @@ def test_a_metric_of_the_id_data_stands_beside_the_models_name_and_is_not_ranked
         assert f"ID %Squared: {100 * value:.2f}" in written
     assert float(made.csv().splitlines()[1].split(",")[2]) == pytest.approx(value)
     assert made.csv().startswith("model,id_error,id_squared,score")
-    with pytest.raises(ValueError, match=r"got 'squared'\. One of your own .* those of the ID data stand beside"):
+    with pytest.raises(ValueError, match=r"got 'squared'\. One of your own .* those of ID data stand beside"):
         table(ev.table, metrics=["squared"])
     data = read_page(report(ev, tmp_path / "page.html"))
     assert data["ofId"]["squared"] == {"title": "Squared", "unit": "%"}

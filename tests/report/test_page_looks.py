@@ -96,7 +96,7 @@ def test_keys_alone_make_any_setting(open_page, study):
     assert read_table(page)["sirc(msp, residual)"]["difference"] == 0
     page.focus("#link")
     page.keyboard.press("Enter")
-    page.wait_for_function("() => document.getElementById('told').textContent.length > 3")
+    page.wait_for_function("() => document.getElementById('link-note').textContent.length > 3")
     page.focus("#reset")
     page.keyboard.press("Enter")
     settle(page)

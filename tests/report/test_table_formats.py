@@ -208,7 +208,7 @@ def test_the_suffix_is_the_format(tmp_path):
         with pytest.raises(FileExistsError, match="overwrite=True"):
             made.save(path)
         made.save(path, overwrite=True)
-    with pytest.raises(ValueError, match=r"ends in \.csv, \.md, \.html, \.tex, \.txt; got '.*x\.pdf'"):
+    with pytest.raises(ValueError, match=r"end in \.csv, \.md, \.html, \.tex, \.txt; got '.*x\.pdf'"):
         made.save(tmp_path / "x.pdf")
     assert sorted(p.suffix for p in (tmp_path / "new folder").iterdir()) == sorted(wanted)
 

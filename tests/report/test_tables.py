@@ -191,7 +191,7 @@ def test_results_that_are_no_results_are_refused(seeds):
         table([1])
     with pytest.raises(ValueError, match="got model, seed"):
         table(seeds[["model", "seed"]])
-    with pytest.raises(ValueError, match="no ID prediction is wrong, and there are no OOD sets"):
+    with pytest.raises(ValueError, match="a table needs wrong ID predictions or OOD sets"):
         table(sirc.evaluate({"msp": ([0.1, 0.2], [True, True])}).table)
     with pytest.raises(ValueError, match="at least one row"):
         table(seeds.iloc[:0])

@@ -1,8 +1,8 @@
-"""The command line: results on stdout, progress on stderr, exit code 0, 1 (failed) or 2 (called wrongly).
+"""The command line: results on stdout, progress on stderr; exit code 0, 1 (failed) or 2 (wrong usage).
 
-To add a command, write a function with its options and an example in a module of this package, and name it in
-`COMMANDS`, under its heading in `sirc --help`. Modules import typer and nothing heavy: a function imports what it
-computes with, so that `--help` answers at once.
+To add a command, write a function with its options and an example in a module of this package, and list it in
+`COMMANDS` under its heading of `sirc --help`. Modules import typer and nothing heavy; a function imports what it
+computes with. So `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -47,18 +47,19 @@ COMMANDS = {
     ),
     "Stages of an experiment, one at a time": (prepare.train, prepare.extract, prepare.fit),
 }
-NO_SCORES = (results.demo, production.serve, production.monitor)  # commands that compute none, and take no `--import`
+NO_SCORES = (results.demo, production.serve, production.monitor)  # they compute no scores, and have no `--import`
 _TYPER_FLAGS = dict.fromkeys(("help", "install_completion", "show_completion"), False)
 
 app = typer.Typer(
     name="sirc",
-    help="A reject option for PyTorch classifiers: abstain where the network errs, and where no class fits.",
+    help="A reject option for PyTorch classifiers: abstain where the network errs, and where no class fits.\n\n"
+    "ID input belongs to one of the classes, OOD input to none; the network is right on ID✓ and wrong on ID✗.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={
         "help_option_names": ["-h", "--help"],
-        # Typer's own flags have no default, and typer imports pydantic to check the None of each.
+        # Without a default for its own flags, typer imports pydantic to check the None of each.
         "default_map": {**_TYPER_FLAGS, "data": _TYPER_FLAGS},
     },
 )
@@ -69,18 +70,18 @@ app.add_typer(data.app, name="data", rich_help_panel="Datasets")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command and exit as scripts expect."""
+    """Run a command, and exit with its code."""
     gc.set_threshold(30_000)  # torch and pandas keep a million objects alive: collect less often
     atexit.register(_end_quickly)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Ctrl-C does
-    # For letters that a stream cannot encode.
+    # A stream may not be able to encode all letters.
     for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
     try:
         app(args=arguments, prog_name="sirc")
-    except (KeyboardInterrupt, typer.Abort):  # before the command began
+    except (KeyboardInterrupt, typer.Abort):  # before a command began
         say("stopped")
         sys.exit(INTERRUPTED)
     except OSError as error:  # `ending` reports those of a command

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """The console for results, or for progress and errors; lines to a pipe are not wrapped."""
+    """The console for results, or with `stderr` for the rest; lines to a pipe are not wrapped."""
     from rich.console import Console
 
-    made = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True, emoji=False)
-    if not made.is_terminal:
-        made.width = 200
-    return made
+    console = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True, emoji=False)
+    if not console.is_terminal:
+        console.width = 200
+    return console
 
 
 def say(text: str) -> None:
@@ -32,28 +32,28 @@ def say(text: str) -> None:
 
 
 def result(text: str) -> None:
-    """Print a result, once for all processes."""
+    """Print a result; of several processes, only the first prints."""
     if is_main():
         try:
             console().print(_harmless(text))
-        except OSError as error:  # which names no file
+        except OSError as error:  # it names no file
             raise OSError(error.errno, f"the result cannot be printed: {error.strerror}") from error
 
 
 def _harmless(text: str) -> str:
-    """Write control characters out: a name in a file from elsewhere could drive the terminal with them."""
+    """Escape control characters, with which a name in someone else's file could drive the terminal."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def is_main() -> bool:
-    """Whether this process prints for all processes."""
+    """Whether this is the process that prints."""
     from sirc._utils import distributed
 
     return distributed.is_main()
 
 
 def open_page(page: Path | str) -> None:
-    """Open a page, a file or an address, in the browser, or say that no browser could be opened."""
+    """Open a file or an address in the browser, or say that no browser could be opened."""
     import webbrowser
 
     try:
@@ -66,7 +66,7 @@ def open_page(page: Path | str) -> None:
 
 @contextmanager
 def printing_warnings(translate: Callable[[str], str]) -> Iterator[None]:
-    """Print each warning about the data once, in terms of the command."""
+    """Print each warning about the data once, translated for the command."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", DataWarning)
         plain, printed = warnings.showwarning, set()
@@ -83,7 +83,7 @@ def printing_warnings(translate: Callable[[str], str]) -> Iterator[None]:
 
 
 def reporting(quiet: bool) -> Progress:
-    """Give a progress display for the terminal or a log; all processes but the first stay silent."""
+    """A progress display: bars on a terminal, lines elsewhere; only the first process has one."""
     if quiet or not is_main():
         return SILENT
     terminal = console(stderr=True)

@@ -53,15 +53,15 @@ def list_() -> None:
 @app.command()
 @ending
 def get(
-    name: Annotated[str | None, Argument(help="The dataset; without one, all are listed.")] = None,
-    root: Annotated[Path | None, Argument(help="The data root, below which it gets its folder.")] = None,
+    name: Annotated[str | None, Argument(help="The dataset. Without a name, all are listed.")] = None,
+    root: Annotated[Path | None, Argument(help="The folder that holds your datasets.")] = None,
     yes: Annotated[bool, Option("--yes", "-y", help="Fetch without asking.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch a public dataset, check it, and lay it out as experiments expect. The same command continues a stopped one.
+    """Fetch a public dataset, check it, and put it where experiments expect it. The same command resumes a stopped one.
 
-    Size and licence are shown first. For a dataset that needs an account or a click, the steps are printed, and the
-    command exits with 1 unless it is there.
+    It first shows the size and the licence. If a dataset needs an account or a click, the steps are printed, and the
+    command exits with 1 unless the dataset is there.
 
     Example: `sirc data get textures ~/data`
     """
@@ -87,7 +87,7 @@ def get(
             f"  licence  {dataset.licence or 'none stated'}"
         )
         if unchecked := [file.url for file in dataset.files if not file.checksum]:
-            say(f"  no checksum is published for {', '.join(unchecked)}: the SHA-256 of what comes is kept")
+            say(f"  no checksum is published for {', '.join(unchecked)}: the SHA-256 of the download is kept")
         if not yes and not (sys.stdin.isatty() and typer.confirm("Fetch it?", err=True)):
             say("nothing was fetched; `--yes` fetches without asking")
             raise typer.Exit(1)
@@ -97,7 +97,7 @@ def get(
         report = check_data(dataset.name, root / dataset.folder)
         result(str(report))
         if not report.ok:
-            say(f"to fetch it anew, move '{root / dataset.folder}' away and run this again")
+            say(f"to fetch it again, move '{root / dataset.folder}' away and run this again")
             raise typer.Exit(1)
 
 
@@ -113,7 +113,7 @@ def _table_of(datasets: Sequence[PublicDataset]) -> Table:
 
 
 def size_text(size: int | None) -> str:
-    """A number of bytes for people: 625.0 MB."""
+    """A number of bytes as people read it: 625.0 MB."""
     from rich.filesize import decimal
 
     return "unknown size" if size is None else decimal(size)
@@ -125,13 +125,13 @@ def check(
     name: Annotated[str, Argument(help="A benchmark (`sirc data list`), `folder`, or `list`.")],
     path: Annotated[Path, Argument(help="Where its files are.")],
     split: Annotated[str | None, Option(help="Only `train` or only `test`.")] = None,
-    sort: Annotated[Sort, Option(help="For a `folder`: the order of classes; `natural` is 2 before 10.")] = "name",
+    sort: Annotated[Sort, Option(help="For a `folder`: the order of classes; `natural` puts 2 before 10.")] = "name",
     classes: Annotated[Path | None, Option(help="For a `folder`: a text file with its classes in order.")] = None,
     decode: Annotated[bool, Option("--decode", help="Read every image, and name the broken ones.")] = False,
     workers: Annotated[int, Option(help="Processes that read images.", min=0)] = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Check a dataset on disk: what is there, what is missing, and what to do. Exits with 1 if something is wrong.
+    """Check a dataset on disk: what is there, what is missing, and what to do. Exit with 1 if something is wrong.
 
     Example: `sirc data check textures ~/data/textures --decode --workers 8`
     """

@@ -16,14 +16,16 @@ from sirc._utils.text import quoted
 from sirc.cli.console import is_main, open_page, result, say
 from sirc.cli.options import (
     Device,
+    Host,
     OnErrorOption,
     OodFiles,
     Overwrite,
     Quiet,
+    QuietRequests,
     Replace,
     Trust,
     has_begun,
-    named_pairs,
+    named_values,
     note_test_images,
     on_device,
     refuse_unused,
@@ -43,52 +45,40 @@ if TYPE_CHECKING:
     from sirc.progress import Progress
     from sirc.scores import Scorer
 
-RunFolder = Annotated[Path, Argument(metavar="RUN", help="The folder of an experiment, or of one of its seeds.")]
-Network = Annotated[
-    Path,
-    Argument(metavar="RUN", help="The folder of an experiment, or of one of its seeds; or the MODEL of `sirc guard`."),
-]
+_SAVED_GUARD = Option(metavar="FILE", help="Written by `calibrate` or `guard`; or `hf://owner/name`.")
 Workers = Annotated[int, Option(help="Processes that read images.", min=0)]
-RunSeed = Annotated[int | None, Option("--seed", metavar="N", help="Which seed's network, if there are several.")]
+RunSeed = Annotated[int | None, Option("--seed", metavar="N", help="The seed of the run, if there are several.")]
+Colour = tuple[float, float, float] | None
+Recall = Annotated[float | None, Option(help="Accept at least this share of right predictions. Default: 0.95.")]
+Risk = Annotated[float | None, Option(help="Or: at most this share of errors among accepted ID input.")]
+Plain = Annotated[bool, Option("--plain", help="Only estimate, without a promise (not with `--risk`).")]
 _PREFERRED = ("scod", "sirc(entropy, residual)", "sirc(msp, residual)", "sirc(doctor, residual)")
 
 
 def guard(
     model: Annotated[
         str,
-        Argument(metavar="MODEL", help="`timm:NAME` or `torchvision:NAME`, `…=WEIGHTS`, a folder, `module:function`."),
+        Argument(metavar="MODEL", help="`timm:NAME`, `torchvision:NAME`, `…=WEIGHTS`; a folder; `module:function`."),
     ],
-    train: Annotated[Path, Argument(metavar="TRAIN", help="Labelled images, a folder for each class; or outputs.")],
-    val: Annotated[
-        Path | None, Argument(metavar="VAL", help="The same, but not trained on: they set the threshold.")
-    ] = None,
-    recall: Annotated[
-        float | None, Option(help="Accept at least this share of what the model gets right. [0.95]")
-    ] = None,
-    risk: Annotated[float | None, Option(help="Or: at most this share of errors among accepted ID input.")] = None,
+    train: Annotated[Path, Argument(metavar="TRAIN", help="Training images in class folders, or their outputs.")],
+    val: Annotated[Path | None, Argument(metavar="VAL", help="The same, not trained on, for the threshold.")] = None,
+    recall: Recall = None,
+    risk: Risk = None,
     delta: Annotated[float, Option(help="The promise holds with probability 1 − δ.")] = 0.05,
-    plain: Annotated[bool, Option("--plain", help="Only the estimate, without a promise (not with --risk).")] = False,
-    score: Annotated[str, Option(metavar="SPEC", help="The score.")] = "scod",
+    plain: Plain = False,
+    score: Annotated[str, Option(metavar="SPEC", help="The score that ranks inputs.")] = "scod",
     head: Annotated[str | None, Option(metavar="LAYER", help="The last linear layer. Default: it is found.")] = None,
-    classes: Annotated[Path | None, Option(help="A text file: the class folders in the order of the logits.")] = None,
+    classes: Annotated[Path | None, Option(help="A text file of class folders in the order of the logits.")] = None,
     resize: Annotated[int | None, Option(help="The shorter side after resizing. Default: as published.", min=1)] = None,
     crop: Annotated[int | None, Option(help="The side of the central square. Default: as published.", min=1)] = None,
-    interpolation: Annotated[
-        str | None, Option(metavar="KIND", help="bilinear, bicubic or lanczos, for resizing. Default: as published.")
-    ] = None,
-    mean: Annotated[
-        tuple[float, float, float] | None,
-        Option(metavar="R G B", help="The mean of each colour, of pixels in 0…1. Default: as published."),
-    ] = None,
-    std: Annotated[
-        tuple[float, float, float] | None,
-        Option(metavar="R G B", help="The standard deviation of each colour. Default: as published."),
-    ] = None,
+    interpolation: Annotated[str | None, Option(help="bilinear, bicubic or lanczos. Default: as published.")] = None,
+    mean: Annotated[Colour, Option(metavar="R G B", help="The mean of pixels, in 0…1. Default: as published.")] = None,
+    std: Annotated[Colour, Option(metavar="R G B", help="Their standard deviation. Default: as published.")] = None,
     path: Annotated[Path | None, Option(help="A folder that keeps outputs, to resume a stopped command.")] = None,
-    report: Annotated[Path | None, Option(help="Also write a page.")] = None,
+    report: Annotated[Path | None, Option(help="Also write an HTML page to this file.")] = None,
     out: Annotated[Path, Option(help="The file to write.")] = Path("guard.safetensors"),
     overwrite: Overwrite = False,
-    batch_size: Annotated[int, Option(help="Images at once; a CPU takes large ones in smaller steps.", min=1)] = 64,
+    batch_size: Annotated[int, Option(help="Images in a batch; large images on a CPU in fewer at once.", min=1)] = 64,
     workers: Workers = 0,
     on_error: OnErrorOption = None,
     device: Device = "auto",
@@ -96,9 +86,9 @@ def guard(
 ) -> None:
     """Make a trained model say "I don't know", and print what that promises.
 
-    MODEL gets its published weights, or your own: `timm:resnet18=weights.safetensors`. It may also be a folder in the
-    format of timm and the Hub, or a function of yours that loads the weights itself. Without VAL a part of TRAIN sets
-    the threshold, and nothing is promised.
+    MODEL has its published weights, or yours: `timm:resnet18=weights.safetensors`. It may also be a folder in the
+    format of timm and the Hub, or a function of yours that returns the network with its weights. Without VAL, a part of
+    TRAIN sets the threshold, and nothing is promised.
 
     Example: `sirc guard timm:resnet18=weights.pth photos/train photos/validation --out guard.safetensors`
 
@@ -106,7 +96,7 @@ def guard(
     """
     from sirc._utils.files import refuse_existing
     from sirc.data import Source, class_names
-    from sirc.deploy import guard as make
+    from sirc.deploy import guard as make_guard
 
     _refuse_plain_risk(plain, risk)
     for data in filter(None, (train, val)):
@@ -117,7 +107,7 @@ def guard(
     names = None if classes is None else class_names(Source("folder", str(train), classes=str(classes)), Path())
     preparation = {"resize": resize, "crop": crop, "interpolation": interpolation, "mean": mean, "std": std}
     with on_device(device, quiet) as (where, progress):
-        made = make(
+        classifier = make_guard(
             model, train, val, recall=recall, risk=risk, delta=None if plain else delta, score=score, head=head,
             classes=names,
             preprocess={name: value for name, value in preparation.items() if value} or None, path=path,
@@ -125,23 +115,23 @@ def guard(
             overwrite=overwrite, progress=progress,
         )  # fmt: skip
         if is_main():
-            _save(made, str(made), out, overwrite, report)
+            _save(classifier, str(classifier), out, overwrite, report)
 
 
 def calibrate(
-    run: RunFolder,
+    run: Annotated[Path, Argument(metavar="RUN", help="The folder of an experiment, or of one of its seeds.")],
     seed: RunSeed = None,
-    score: Annotated[str | None, Option(metavar="SPEC", help="Default: what `sirc select` or `check` chose.")] = None,
-    recall: Annotated[float | None, Option(help="Accept at least this share of ID✓. Default: 0.95.")] = None,
+    score: Annotated[str | None, Option(metavar="SPEC", help="Default: chosen by `sirc select` or `check`.")] = None,
+    recall: Recall = None,
     coverage: Annotated[float | None, Option(help="Or: accept at least this share of ID input.")] = None,
-    risk: Annotated[float | None, Option(help="Or: at most this share of errors among accepted ID input.")] = None,
+    risk: Risk = None,
     delta: Annotated[float | None, Option(help="The promise holds with probability 1 − δ. Default: 0.05.")] = None,
-    plain: Annotated[bool, Option("--plain", help="Only the estimate, without a promise (not with `--risk`).")] = False,
-    alpha: Annotated[float | None, Option(help="Or: least cost, for this share of ID input, on the OOD sets.")] = None,
+    plain: Plain = False,
+    alpha: Annotated[float | None, Option(help="Or: the least cost for this share of ID input.")] = None,
     beta: Annotated[float | None, Option(help="With `--alpha`: the cost of accepting ID✗; of OOD, 1 − β.")] = None,
     reject_cost: Annotated[float | None, Option(help="With `--alpha`: the cost of a rejected input.")] = None,
     ood: OodFiles = None,
-    val: Annotated[Path | None, Option(help="Labelled ID outputs, not fitted on: a file, or a store's folder.")] = None,
+    val: Annotated[Path | None, Option(help="Labelled ID outputs, not fitted on: a file or a store's folder.")] = None,
     on_error: OnErrorOption = None,
     out: Annotated[Path, Option(help="The file to write.")] = Path("selective.safetensors"),
     overwrite: Replace = False,
@@ -152,12 +142,14 @@ def calibrate(
     """Set the threshold of a run's network on labelled ID data, and print what it promises.
 
     The default score is the one that `sirc select` or `sirc check` chose for the run, else `scod` or one of SIRC's.
-    The data are those of `--val`, else the experiment's validation images, if no score was tuned on them, else its test
-    images; results on these are then optimistic. If the score was chosen on one half of the images, the other half sets
-    the threshold. If the data cannot support the promise, nothing is written.
 
-    `--alpha` sets the threshold of least expected cost on the run's OOD sets, or those of `--ood`, without a promise. A
-    rejected input then costs `--reject-cost`, or nothing while `--recall` of ID✓ is kept.
+    The threshold is set on the outputs of `--val`, or else on the experiment's validation images. If it has none, or
+    tuned scores on them, the test images are used, and results on these become optimistic. If the score was chosen on
+    one half of the images, the other half sets the threshold. If the data cannot support the promise, nothing is
+    written.
+
+    `--alpha` asks for the least expected cost on the run's OOD sets, or those of `--ood`, and promises nothing. Then a
+    rejected input costs `--reject-cost`, or nothing as long as `--recall` of ID✓ is kept.
 
     Example: `sirc calibrate runs/resnet50_imagenet200 --seed 1 --recall 0.95 --delta 0.05 --out selective.safetensors`
     """
@@ -169,7 +161,7 @@ def calibrate(
     if alpha is None:
         refuse_unused("for the least cost, give `--alpha` too", beta=beta, reject_cost=reject_cost, ood=ood)
     else:
-        refuse_unused("the least cost, of `--alpha`, has no promise", delta=delta, plain=plain)
+        refuse_unused("the least cost, which `--alpha` asks for, has no promise", delta=delta, plain=plain)
     goal = _goal({"recall": recall, "coverage": coverage, "risk": risk}, delta, plain, alpha, beta, reject_cost)
     study, runs = _find_runs(run, seed, trust)
     if len(runs) > 1:
@@ -193,7 +185,7 @@ def calibrate(
                 "in fp32. The threshold allows for the difference; with `extract.precision` fp32 it would be tighter."
             )
         if alpha is not None:
-            outside = {name: arrays.load_outputs(path) for name, path in named_pairs("--ood", ood)}
+            outside = {name: arrays.load_outputs(path) for name, path in named_values("--ood", ood).items()}
             goal["ood"] = outside or _ood_outputs(study, chosen_run, model)
         selective.calibrate(data, rows=rows, **goal)
         if is_main():
@@ -208,7 +200,7 @@ def _goal(
     beta: float | None,
     reject_cost: float | None,
 ) -> dict[str, Any]:
-    """Check what a threshold is to reach; give the arguments of `calibrate`, without the OOD rows of the least cost."""
+    """Check the goal of a threshold, and give it as arguments of `calibrate`, without OOD data."""
     given = {name: value for name, value in target.items() if value is not None}
     if plain:
         refuse_unused("`--plain` leaves the promise out", delta=delta)
@@ -217,18 +209,19 @@ def _goal(
     if len(given) > 1:
         raise ConfigError(f"give one of --recall, --coverage and --risk; got {' and '.join(given)}.")
     _refuse_plain_risk(plain, target["risk"])
-    beta, delta = 0.5 if beta is None else beta, 0.05 if delta is None else delta
+    delta = 0.05 if delta is None else delta
     for name, value in {**given, "delta": delta}.items():
         if not 0 < value <= 1 or (name == "delta" and value == 1):
             raise ConfigError(f"`--{name}` must lie between 0 and 1; got {value:g}.")
     if alpha is None:
         return {**(given or {"recall": 0.95}), "delta": None if plain else delta}
-    for name, share in {"alpha": alpha, "beta": beta}.items():
+    mixture = {"alpha": alpha, "beta": 0.5 if beta is None else beta}
+    for name, share in mixture.items():
         if not 0 <= share <= 1:
             raise ConfigError(f"`--{name}` must be a share, from 0 to 1; got {share:g}.")
     if reject_cost is not None and not 0 <= reject_cost < math.inf:
         raise ConfigError(f"`--reject-cost` must be a cost, 0 or more; got {reject_cost:g}.")
-    return {**given, "alpha": alpha, "beta": beta, "reject_cost": reject_cost}
+    return {**given, **mixture, "reject_cost": reject_cost}
 
 
 def _refuse_plain_risk(plain: bool, risk: float | None) -> None:
@@ -237,9 +230,9 @@ def _refuse_plain_risk(plain: bool, risk: float | None) -> None:
 
 
 def _save(classifier: SelectiveClassifier, about: str, out: Path, overwrite: bool, report: Path | None = None) -> None:
-    """Write a classifier and its page, then print what it promises; where that cannot be kept, write nothing."""
+    """Write a classifier and its page, then print what it promises; if no threshold can keep that, write nothing."""
     feasible = classifier.threshold is not None and classifier.threshold.feasible
-    if feasible:  # before anything is printed, as that may fail: a pipe may be closed
+    if feasible:  # write before printing, which fails if the reader of a pipe is gone
         classifier.save(out, overwrite=overwrite)
         if report is not None:
             classifier.report(report, overwrite=overwrite)
@@ -252,40 +245,36 @@ def _save(classifier: SelectiveClassifier, about: str, out: Path, overwrite: boo
 
 def predict(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Images, in subfolders of any depth.")],
-    model: Annotated[
-        str | None, Option("--model", metavar="FILE", help="What `calibrate` or `guard` wrote, or `hf://owner/name`.")
-    ] = None,
-    run: Annotated[
-        Path | None, Option("--run", metavar="RUN", help="With `--model`: a run, or the MODEL of `sirc guard`.")
-    ] = None,
-    onnx: Annotated[Path | None, Option(help="Or: what `sirc export` wrote.")] = None,
+    model: Annotated[str | None, _SAVED_GUARD] = None,
+    run: Annotated[Path | None, Option(metavar="RUN", help="With `--model`: its run, or the MODEL of `guard`.")] = None,
+    onnx: Annotated[Path | None, Option(help="Instead of both: a graph that `sirc export` wrote.")] = None,
     seed: RunSeed = None,
     out: Annotated[Path, Option(help="The CSV file to write.")] = Path("decisions.csv"),
     overwrite: Replace = False,
-    batch_size: Annotated[int, Option(help="Images that the network sees at once.", min=1)] = 32,
+    batch_size: Annotated[int, Option(help="Images in a batch.", min=1)] = 32,
     workers: Workers = 0,
     trust: Trust = False,
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Accept or reject every image in a folder: path, accepted, label, class, confidence, reason, error.
+    """Accept or reject every image in a folder, and write a CSV file with a row for each.
 
-    The reason of a rejection is `softmax`, or the S2 that lowered the confidence; a graph that an earlier version
-    exported says only `rejected`. An image that cannot be read has its error in the table and is not accepted. The same
-    command resumes a stopped one.
+    Its columns are path, accepted, label, class, confidence, reason and error. The reason for a rejection is `softmax`,
+    or the S2 that lowered the confidence; a graph from an earlier version only says `rejected`. An image that cannot be
+    read is not accepted, and its row holds the error. The same command resumes a stopped one.
 
     Example: `sirc predict photos --model selective.safetensors --run runs/resnet50_imagenet200 --out decisions.csv`
 
     With an exported graph: `sirc predict photos --onnx model.onnx`
 
-    With four processes, one file: `torchrun --nproc-per-node 4 -m -- sirc predict …`; without `--`, torchrun reads
-    `--run` as an option of its own.
+    With four processes: `torchrun --nproc-per-node 4 -m -- sirc predict …`; without `--`, torchrun reads `--run` as an
+    option of its own.
     """
     if (onnx is None) == (model is None) or (model is None) != (run is None):
-        raise ConfigError("give either `--model FILE --run RUN`, or `--onnx FILE`.")
+        raise ConfigError("give either `--model FILE --run RUN` or `--onnx FILE`.")
     if onnx is not None:
         elsewhere = None if device in ("auto", "cpu") else device
-        refuse_unused("a graph is whole, and runs on the CPU", seed=seed, trust=trust, device=elsewhere)
+        refuse_unused("a graph needs no run, and is computed on the CPU", seed=seed, trust=trust, device=elsewhere)
     from sirc._utils.files import refuse_existing
     from sirc.deploy import predict_folder
 
@@ -307,22 +296,22 @@ def predict(
 
 
 def try_(
-    guard: Annotated[str, Argument(metavar="GUARD", help="What `guard` or `calibrate` wrote, or `hf://owner/name`.")],
+    guard: Annotated[str, Argument(metavar="GUARD", help="Written by `guard` or `calibrate`; or `hf://owner/name`.")],
     model: Annotated[Path, Argument(metavar="MODEL", help="Its network: a run, or the MODEL of `sirc guard`.")],
     train: Annotated[Path | None, Option(help="The folder of its training images, to show the nearest.")] = None,
     outputs: Annotated[Path | None, Option(help="With `--train`: the folder of `sirc guard --path`.")] = None,
-    host: Annotated[str, Option(help="The address to listen on; `0.0.0.0` is every address.")] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     port: Annotated[int, Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 0,
-    no_open: Annotated[bool, Option("--no-open", help="Open no browser.")] = False,
+    no_open: Annotated[bool, Option("--no-open", help="Do not open a browser.")] = False,
     seed: RunSeed = None,
     trust: Trust = False,
     device: Device = "auto",
-    quiet: Annotated[bool, Option("--quiet", "-q", help="No line for each request.")] = False,
+    quiet: QuietRequests = False,
 ) -> None:
-    """Open a page to try a guard on: drop an image, see its decision, the reason, and where its confidence falls.
+    """Open a page to try a guard: drop an image on it, and see the decision and its reason.
 
-    Images stay on this machine and are not kept. Others can reach the page only with `--host`, and then without a
-    password; they also see the training images that it shows.
+    Images stay on this machine and are not kept. Only this machine can open the page, unless `--host` lets others in.
+    They need no password, and also see the training images that it shows.
 
     Example: `sirc try guard.safetensors timm:resnet18=weights.pth`
 
@@ -334,13 +323,13 @@ def try_(
 
     def started(address: str) -> None:
         result(address)
-        if not no_open:  # not waited for: a browser in the terminal would keep the page from being served
+        if not no_open:  # in a thread: a browser in the terminal would keep the page from being served
             threading.Thread(target=open_page, args=(address,), daemon=True).start()
 
     with on_device(device, quiet) as (where, _):
         classifier = _load_selective(guard, model, seed, trust)[0].to(where)
         app = make_app(classifier, train=train, outputs=outputs, local=is_own_name(host))
-        with contextlib.suppress(KeyboardInterrupt):  # how it is ended
+        with contextlib.suppress(KeyboardInterrupt):  # the usual way to stop it
             run(app, host=host, port=port, quiet=quiet, started=started)
 
 
@@ -348,13 +337,11 @@ try_.__name__ = "try"  # a reserved word in Python
 
 
 def export(
-    run: Network,
-    model: Annotated[
-        str, Option("--model", metavar="FILE", help="What `calibrate` or `guard` wrote, or `hf://owner/name`.")
-    ],
+    run: Annotated[Path, Argument(metavar="RUN", help="A run, or the MODEL of `sirc guard`.")],
+    model: Annotated[str, _SAVED_GUARD],
     out: Annotated[Path, Option(help="The ONNX file to write.")] = Path("model.onnx"),
     triton: Annotated[
-        Path | None, Option(metavar="DIR", help="Also write a folder for Triton or KServe; its name is the model's.")
+        Path | None, Option(metavar="DIR", help="Also write for Triton; DIR's name is the model's.")
     ] = None,
     seed: RunSeed = None,
     overwrite: Replace = False,
@@ -362,7 +349,7 @@ def export(
 ) -> None:
     """Write the calibrated network as one ONNX graph: images to label, confidence, accepted, logits, reason.
 
-    The file says how images are prepared, what the classes are and what the threshold promises; `sirc serve` and
+    The file also says how to prepare images, what the classes are and what the threshold promises: `sirc serve` and
     `sirc predict --onnx` need nothing else.
 
     Example: `sirc export runs/resnet50_imagenet200 --model selective.safetensors --out model.onnx`
@@ -385,7 +372,7 @@ def export(
 
 
 def _find_runs(folder: Path, seed: int | None, trust: bool) -> tuple[Experiment, tuple[Run, ...]]:
-    """The experiment of a folder and its runs, or the one with this seed. The folder may be that of a single run."""
+    """Open the experiment of a folder, which may be that of one run; give its runs, or only the one with this seed."""
     from sirc.experiment import FILE, import_named, load_experiment, load_experiments, require_trust
 
     place = folder.absolute()
@@ -406,14 +393,14 @@ def _find_runs(folder: Path, seed: int | None, trust: bool) -> tuple[Experiment,
 
 
 def _choose_score(scorer: Scorer, name: str | None, run: Run, progress: Progress) -> str:
-    """The score asked for, or the one that was chosen for the run, or the preferred one of those that were fitted."""
+    """The score of `--score`; else the one chosen for the run; else the first of the preferred ones that is fitted."""
     from sirc.experiment import latest_choice, load_head
     from sirc.scores import parse
 
     fitted = {str(parse(spec)): spec for spec in scorer.specs}
 
     def as_fitted(text: str) -> str | None:
-        with contextlib.suppress(ValueError):  # `check` may choose an S1 that only a combination was fitted with
+        with contextlib.suppress(ValueError):  # `check` may choose an S1 that was only fitted in a combination
             return fitted.get(str(parse(text))) or scorer.only(text).specs[0]
         return None
 
@@ -425,7 +412,7 @@ def _choose_score(scorer: Scorer, name: str | None, run: Run, progress: Progress
         if spec := as_fitted(choice.score):
             progress.note(f"the score is `{spec}`, which `sirc {choice.command}` chose")
             return spec
-        progress.note(f"`sirc {choice.command}` chose `{choice.score}`, which is not a score of the run now")
+        progress.note(f"`sirc {choice.command}` chose `{choice.score}`, which is no longer a score of the run")
     ours = [spec for spec in fitted if spec.startswith("sirc(")]
     spec = fitted[next(spec for spec in (*_PREFERRED, *ours, *fitted) if spec in fitted)]
     progress.note(f"the score is `{spec}`, the default; `sirc select` chooses by your α and β")
@@ -441,7 +428,7 @@ def _calibration_data(
     on_error: OnError | None,
     progress: Progress,
 ) -> tuple[Outputs | OutputStore, Tensor | None]:
-    """The outputs that set the threshold, of a file, of validation or at worst of test images, and which rows do."""
+    """The outputs to set the threshold on: of `--val`, validation or test images; and which rows, None for all."""
     from sirc.experiment import arrays, calibration_set, check_outputs, extract_run, rows_to_calibrate
     from sirc.models import fingerprint
     from sirc.outputs import OutputStore
@@ -461,8 +448,8 @@ def _calibration_data(
     rows, chooser = rows_to_calibrate(run, store, name)
     if chooser and rows is None:
         progress.note(
-            f"note: `sirc {chooser}` chose a score on all of the {name} images, which also set the threshold: a "
-            f"promise for that score is not sure. Run `sirc {chooser}` again: it then takes one half of them."
+            f"note: `sirc {chooser}` chose a score on all of the {name} images, which also set the threshold: the "
+            f"promise may not hold for that score. Run `sirc {chooser}` again: it now uses one half of them."
         )
     elif rows is not None:
         progress.note(
@@ -485,7 +472,7 @@ def _ood_outputs(study: Experiment, run: Run, model: nn.Module) -> dict[str, Out
 
 
 def _class_names(study: Experiment, count: int | None, progress: Progress) -> list[str] | None:
-    """The names of the classes, from the training images; None if these cannot be opened."""
+    """The class names of the training images; None if these cannot be opened."""
     from sirc.experiment import images_of
 
     try:
@@ -500,33 +487,33 @@ def _class_names(study: Experiment, count: int | None, progress: Progress) -> li
 def _load_selective(
     path: str, folder: Path, seed: int | None, trust: bool
 ) -> tuple[SelectiveClassifier, Experiment | None]:
-    """Load a classifier with the network that it was calibrated for: one of the folder's runs, or one by name."""
+    """Load a classifier and the network that it was calibrated for: that of a run in the folder, or one by its name."""
     from sirc.deploy import SelectiveClassifier, load_guard, read
     from sirc.experiment import FILE, network
     from sirc.models import fingerprint
 
-    is_run = (folder / FILE).exists()  # which is asked to be trusted, whatever else lies there
+    is_run = (folder / FILE).exists()  # then it needs trust, whatever else is there
     if (":" in str(folder) and not folder.exists()) or ((folder / "config.json").is_file() and not is_run):
-        refuse_unused("they are for the folder of a run, and this is a network", seed=seed, trust=trust)
+        refuse_unused(f"they are for the folder of a run; '{folder}' is a network", seed=seed, trust=trust)
         return load_guard(path, str(folder)), None
     wanted = read(path)[0].get("model")
     study, runs = _find_runs(folder, seed, trust)
     for run in runs:
         model = network(study, run)
         if len(runs) == 1 or fingerprint(model) == wanted:
-            return SelectiveClassifier.load(path, model), study  # which refuses any other model
+            return SelectiveClassifier.load(path, model), study  # `load` refuses any other network
     seeds = ", ".join(str(run.seed) for run in runs)
     raise ValueError(f"'{path}' was calibrated for none of the networks in '{folder}' (seeds {seeds}). Calibrate anew.")
 
 
 def _example_images(study: Experiment | None, size: int | tuple[int, int] | None) -> Tensor:
-    """Noise to export with, of the network's image size, or of a test image's if preprocessing sets none."""
+    """Random images to export with, of the size that preprocessing gives, or else of a test image's size."""
     import torch
 
     from sirc.experiment import images_of
 
     if size is None and study is None:
-        raise ValueError("a graph needs the size of its images; this classifier does not know it: guard with `--crop`")
+        raise ValueError("a graph needs the size of its images, which this guard does not have: guard with `--crop`")
     if size is None:
         assert study is not None
         item = images_of(study, "test")[0]

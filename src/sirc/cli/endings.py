@@ -19,14 +19,14 @@ from sirc.errors import ConfigError
 INTERRUPTED = 130
 _NOTHING = "nothing was written, and the same command begins anew"
 _STAYS = "what was written so far stays; `--overwrite` replaces it"
-# Commands that go on where they were stopped.
+# These commands go on where they were stopped.
 _GO_ON = ("train", "extract", "fit", "run", "demo", "data get", "data noise", "data colonoscopy")
 _CHOSEN = "the choices made so far are kept, and the same command chooses all of them again"
 _DRAWN = "the figures drawn so far stay, and the same command draws all of them again"
 
 
 def ending(command: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command: where it fails or is stopped, say why and what is kept, and exit as scripts expect."""
+    """Wrap a command: if it fails or is stopped, say why and what is kept, and exit with the right code."""
     translate = functools.partial(in_options, command)
 
     @functools.wraps(command)
@@ -52,13 +52,13 @@ def ending(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _text(error: Exception) -> str:
-    """The message of an error, with a long file name of the operating system's shortened."""
+    """The message of an error; a long file name in one of the operating system is shortened."""
     name = error.filename if isinstance(error, OSError) else None
     return str(error) if name is None else str(error).replace(repr(name), quoted(name))
 
 
 def what_stays(name: str, options: Mapping[str, Any]) -> str:
-    """Say what a stopped command keeps, judged by what it wrote, and what the same command would do next."""
+    """Say what a stopped command keeps, from the files that it wrote, and what the same command does next."""
     if name in ("serve", "try"):  # both catch Ctrl-C once they serve
         return "nothing was served yet"
     if name in _GO_ON:
@@ -70,8 +70,8 @@ def what_stays(name: str, options: Mapping[str, Any]) -> str:
         return _CHOSEN if _wrote(*runs) else _NOTHING
     out, report = options.get("out"), options.get("report")
     if name == "predict" and has_begun(options["out"]):
-        begun = _wrote(decisions_of(options["out"]))  # what an earlier command left may be of other options
-        return _goes_on(begun, options, older="")  # as the older table is replaced in the end
+        begun = _wrote(decisions_of(options["out"]))  # an earlier command may have had other options
+        return _goes_on(begun, options, older="")  # the older table is replaced in the end
     if _wrote(out, report, *runs):
         return _STAYS
     if name == "guard" and options["path"]:
@@ -80,7 +80,7 @@ def what_stays(name: str, options: Mapping[str, Any]) -> str:
             return f"{_kept(begun)}; with another `--out` instead of `--overwrite` the same command goes on from there"
         return _goes_on(begun, options)
     if name == "calibrate" and _wrote(options["run"]):
-        return _goes_on(True, {})  # its `--overwrite` is for the file
+        return _goes_on(True, {})  # its `--overwrite` is about the file
     spill = options["spill"] if name == "evaluate" else None
     if spill is not None and (_wrote(spill) or any(spill.glob("*/part-*.safetensors"))):
         return f"scores in '{spill}' are kept, and the same command goes on from there"
@@ -88,7 +88,7 @@ def what_stays(name: str, options: Mapping[str, Any]) -> str:
 
 
 def _goes_on(begun: bool, options: Mapping[str, Any], older: str = " and keeps older results of these settings") -> str:
-    """Say what is kept by a command that goes on where it was stopped, unless an option has it begin anew."""
+    """Say what is kept by a command that goes on where it stopped, unless an option makes it begin anew."""
     if anew := next((option for option in ("overwrite", "redo") if options.get(option)), None):
         return f"{_kept(begun)}; without `--{anew}` the same command goes on with what was begun{older}"
     return f"{_kept(begun)}, and the same command goes on {'from there' if begun else 'with what there is'}"

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the functions that read their values."""
+"""Options that several commands share, and functions that read their values."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
 
-from typer import Option
-from typer.models import OptionInfo
+from typer import Argument, Option
 
 from sirc._utils.imports import import_module
 from sirc._utils.text import listed, quoted
@@ -35,32 +34,56 @@ Overrides = Annotated[Names, Option("--set", metavar="KEY=VALUE", help="Override
 Formats = Annotated[list[FigureFormat] | None, Option("--format", help="Formats of the figures; repeat. Default: all.")]
 Trust = Annotated[bool, Option("--trust", help="Allow the code that a run's folder names, if it comes from elsewhere.")]
 Open = Annotated[bool, Option("--open", help="Open the page in the browser.")]
-TrainFile = Annotated[Path | None, Option(help="ID training outputs; may hold `head_weight` and `head_bias`.")]
+OodFiles = Annotated[Names, Option("--ood", metavar="NAME=PATH", help="OOD outputs, with a name for them; repeat.")]
 TuningFile = Annotated[Path | None, Option(help="Other labelled ID outputs, to tune scores such as `tempered_msp` on.")]
-OodFiles = Annotated[Names, Option("--ood", metavar="NAME=PATH", help="OOD outputs; repeat for several.")]
-Specs = Annotated[Names, Option("--score", metavar="SPEC", help="`msp`, `sirc(msp, l1)`, …; repeat. Default: all.")]
-OnUnfit = Annotated[OnError | None, Option(help="If a score cannot be fitted: `stop`, or `skip` it.")]
-CrossfitOption = Annotated[str | None, Option(help="0 (in sample), a number of folds, or `auto`. Default: `auto`.")]
 OnErrorOption = Annotated[OnError | None, Option(help="At an unreadable image: `stop`, or `skip` and count it.")]
+Host = Annotated[str, Option(help="The address to listen on; `0.0.0.0` is every address.")]
+QuietRequests = Annotated[bool, Option("--quiet", "-q", help="Print no line for each request.")]
 Imports = Annotated[
     Names, Option("--import", metavar="MODULE", help="Import a module that registers scores or metrics; repeat.")
 ]
-HeadFile = Annotated[Path | None, Option(help="A file with the `weight` and `bias` of the last layer.")]
+RUN_FOLDERS = Argument(metavar="RUN", help="Folders made by `sirc run` or `sirc demo`.")
+
+
+class Fitting(NamedTuple):
+    """Files of outputs, and how to fit scores on them."""
+
+    train: Annotated[Path | None, Option(help="ID training outputs; may hold `head_weight` and `head_bias`.")] = None
+    ood: OodFiles = None
+    head: Annotated[Path | None, Option(help="A file with the `weight` and `bias` of the last layer.")] = None
+    score: Annotated[Names, Option(metavar="SPEC", help="`msp`, `sirc(msp, l1)`, …; repeat. Default: all.")] = None
+    crossfit: Annotated[str | None, Option(help="Folds: `auto`, a number, or 0 for in-sample. Default: `auto`.")] = None
+    on_unfit: Annotated[OnError | None, Option(help="If a score cannot be fitted: `stop`, or `skip` it.")] = None
+
+    @property
+    def folds(self) -> Literal["auto"] | int:
+        """`--crossfit` as a value."""
+        if self.crossfit in (None, "auto"):
+            return "auto"
+        if not self.crossfit.isdecimal():
+            raise ConfigError(f"`--crossfit` must be auto or a whole number; got {quoted(self.crossfit)}.")
+        return int(self.crossfit)
+
+    @property
+    def unfit(self) -> OnError:
+        """`--on-unfit` as a value: by default, `stop` for scores that `--score` names, and `skip` for others."""
+        if not self.score and self.on_unfit == "stop":
+            raise ConfigError("`--on-unfit stop` is for scores that `--score` names; others are skipped.")
+        return self.on_unfit or ("stop" if self.score else "skip")
 
 
 def with_options(command: Callable[..., None], *, imports: bool) -> Callable[..., None]:
-    """Give a command an option for each field of its groups; and `--import MODULE`, to register scores or metrics."""
-    groups = {name: kind for name, kind in get_type_hints(command).items() if hasattr(kind, "_fields")}
+    """Replace each group of a command's options, a `NamedTuple`, by its fields, and add `--import` if `imports`."""
+    groups = {name: kind for name, kind in get_type_hints(command).items() if _is_group(kind)}
 
     @wraps(command)
     def called(import_: Names = None, **options: object) -> None:
         for name in import_ or ():
             import_module(name)
-        for name, kind in groups.items():
-            options[name] = kind(**{field: options.pop(field) for field in kind._fields})
-        command(**options)
+        filled = {name: _take(kind, options) for name, kind in groups.items()}
+        command(**filled, **options)
 
-    parameters = parameters_of(command)
+    parameters = _parameters_of(command)
     if imports:
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters.append(inspect.Parameter("import_", keyword, default=None, annotation=Imports))
@@ -69,56 +92,41 @@ def with_options(command: Callable[..., None], *, imports: bool) -> Callable[...
     return called
 
 
-def parameters_of(command: Callable[..., object]) -> list[inspect.Parameter]:
-    """The parameters of a command with their types; a group, which is a `NamedTuple`, is replaced by its fields."""
+def _is_group(kind: object) -> bool:
+    return hasattr(kind, "_fields")
+
+
+def _take(group: Any, options: dict[str, object]) -> Any:
+    """Remove the fields of a group from the options, and give the group; groups may hold groups."""
+    kinds = get_type_hints(group)
+    return group(*(_take(kinds[name], options) if _is_group(kinds[name]) else options.pop(name) for name in kinds))
+
+
+def _parameters_of(command: Callable[..., object]) -> list[inspect.Parameter]:
+    """The parameters of a command with their types, with the fields of a group in its place."""
     hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         kind = hints[parameter.name]
-        parameters += parameters_of(kind) if hasattr(kind, "_fields") else [parameter.replace(annotation=kind)]
+        parameters += _parameters_of(kind) if _is_group(kind) else [parameter.replace(annotation=kind)]
     return parameters
 
 
-def names_of_option(parameter: str, info: OptionInfo) -> list[str]:
-    """The names of an option, such as `--quiet` and `-q`: those declared, else the name of its parameter."""
-    declared = (info.default, *(info.param_decls or ()))  # typer reads the first name of an annotation as a default
-    names = "/".join(name for name in declared if isinstance(name, str) and name.startswith("-"))
-    return names.split("/") if names else [f"--{parameter.rstrip('_').replace('_', '-')}"]
-
-
-def named_pairs(option: str, texts: list[str] | None, form: str = "NAME=PATH") -> list[tuple[str, str]]:
-    """Read the NAME=… of an option that may be repeated."""
-    pairs = []
+def named_values(option: str, texts: Names, form: str = "NAME=PATH") -> dict[str, str]:
+    """Read an option with NAME=VALUE, which may be repeated with other names."""
+    values: dict[str, str] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not (name and equals and value):
-            raise ConfigError(
-                f"`{option}` must be {form}, a name of your choice and an equals sign first; got {quoted(text)}."
-            )
-        pairs.append((name, value))
-    if len(dict(pairs)) < len(pairs):
-        raise ConfigError(f"`{option}` must have each name once; got {', '.join(name for name, _ in pairs)}.")
-    return pairs
-
-
-def folds_of(crossfit: str | None) -> Literal["auto"] | int:
-    """Read `--crossfit`."""
-    if crossfit in (None, "auto"):
-        return "auto"
-    if not crossfit.isdecimal():
-        raise ConfigError(f"`--crossfit` must be auto or a whole number; got {quoted(crossfit)}.")
-    return int(crossfit)
-
-
-def unfit_of(on_unfit: OnError | None, specs: Names) -> OnError:
-    """Read `--on-unfit`: by default named scores must all be fitted, and others are skipped if they cannot be."""
-    if not specs and on_unfit == "stop":
-        raise ConfigError("`--on-unfit stop` is for scores that `--score` names; others are left out, with a warning.")
-    return on_unfit or ("stop" if specs else "skip")
+            raise ConfigError(f"`{option}` must be {form}, where NAME is your choice; got {quoted(text)}.")
+        if name in values:
+            raise ConfigError(f"`{option}` must have each name once; got {quoted(name)} twice.")
+        values[name] = value
+    return values
 
 
 def refuse_unused(why: str, **options: object) -> None:
-    """Refuse options that were given but would do nothing; `why` says why, and what to do."""
+    """Refuse options that were given but would have no effect; `why` is the reason, and what to do."""
     given = [name for name, value in options.items() if value is not None and value is not False]
     if given:
         names = listed([f"`--{name.replace('_', '-')}`" for name in given])
@@ -126,7 +134,7 @@ def refuse_unused(why: str, **options: object) -> None:
 
 
 def decisions_of(table: Path) -> Path:
-    """The folder in which `predict_folder` keeps the decisions for an unfinished table."""
+    """The folder in which `predict_folder` keeps the decisions of an unfinished table."""
     return table.with_name(f".{table.name}.parts")
 
 
@@ -136,9 +144,9 @@ def has_begun(table: Path) -> bool:
 
 
 def read_runs(path: Path, overrides: Names, seeds: list[int] | None, trust: bool) -> tuple[Experiment, tuple[Run, ...]]:
-    """Read an experiment, and choose the runs with these seeds, by default all.
+    """Read an experiment and pick its runs with these seeds, by default all.
 
-    An experiment that lies beside its results may come from elsewhere, and needs trust.
+    An experiment that lies beside its results may come from someone else: code that it names needs `trust`.
     """
     from sirc.experiment import FILE, Experiment, import_named, require_trust
 
@@ -162,20 +170,20 @@ def runs_of_seeds(runs: Sequence[Run], seeds: Sequence[int]) -> tuple[Run, ...]:
 
 
 def note_test_images(study: Experiment, purpose: str, progress: Progress) -> None:
-    """Note that test images are used because there are no others, and what that costs."""
+    """Note that test images are used for want of validation images, and what that costs."""
     reason = "tuned scores on its validation images" if study.tuned else "has no outputs of validation images"
-    way = "give `--val`, or `data.validation` or `data.holdout` in the TOML"
+    advice = "give `--val`, or `data.validation` or `data.holdout` in the TOML"
     if study.data.validates and not study.tuned:
-        way = "extract the others first, `sirc extract EXPERIMENT.toml --only validation`"
+        advice = "extract the others first, `sirc extract EXPERIMENT.toml --only validation`"
     progress.note(
-        f"note: '{study.folder}' {reason}, so its test images {purpose}. Figures on the test set are then "
-        f"no longer honest: {way}."
+        f"note: '{study.folder}' {reason}, so its test images {purpose}. Results on the test set are then "
+        f"optimistic: {advice}."
     )
 
 
 @contextmanager
 def on_device(device: str, quiet: bool) -> Iterator[tuple[torch.device, Progress]]:
-    """Choose the device, join the other processes, if there are any, and open the progress display."""
+    """Choose the device, join the other processes of torchrun, and open the progress display."""
     import torch
 
     from sirc._utils import distributed

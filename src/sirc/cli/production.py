@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from sirc.cli.console import result, say
-from sirc.cli.options import refuse_unused
+from sirc.cli.options import Host, QuietRequests, refuse_unused
 from sirc.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -20,32 +20,37 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
 
-FalseAlarms = Annotated[float, Option("--delta", help="The probability of any false alarm, ever, is at most this.")]
+FalseAlarms = Annotated[float, Option("--delta", help="The highest probability of ever raising a false alarm.")]
+
+
+class RequestLimits(NamedTuple):
+    """Limits of the service, named as those of `make_app`."""
+
+    max_bytes: Annotated[int, Option(help="The most bytes of an image.", min=1)] = 10 << 20
+    max_images: Annotated[int, Option(help="The most images of a request.", min=1)] = 64
+    max_pixels: Annotated[int, Option(help="The most pixels of an image.", min=1)] = 50_000_000
+    max_body: Annotated[int, Option(help="The most bytes of a form with images.", min=1)] = 64 << 20
+    max_memory: Annotated[int, Option(help="The most bytes of decoded and prepared images.", min=1)] = 1 << 30
+    concurrency: Annotated[int, Option(help="Images decoded, or batches decided, at once.", min=1)] = 2
+    answer_seconds: Annotated[float, Option("--max-seconds", help="Seconds for an answer, else 503.", min=0.001)] = 30.0
 
 
 def serve(
-    onnx: Annotated[Path, Argument(metavar="MODEL.onnx", help="What `sirc export` wrote.")],
-    host: Annotated[str, Option(help="The address to listen on; `0.0.0.0` is every address.")] = "127.0.0.1",
+    onnx: Annotated[Path, Argument(metavar="MODEL.onnx", help="A graph that `sirc export` wrote.")],
+    host: Host = "127.0.0.1",
     port: Annotated[int, Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
-    state: Annotated[Path | None, Option(metavar="FILE", help="Keeps the monitor's state over restarts.")] = None,
-    log: Annotated[
-        Path | None, Option(metavar="FOLDER", help="Keeps decisions, without images: `decisions.parquet`.")
-    ] = None,
+    state: Annotated[Path | None, Option(metavar="FILE", help="Keep the monitor's state here over restarts.")] = None,
+    log: Annotated[Path | None, Option(metavar="FOLDER", help="Keep decisions here, but no images.")] = None,
     delta: FalseAlarms = 0.05,
-    concurrency: Annotated[int, Option(help="Images decoded, or batches decided, at once.", min=1)] = 2,
-    threads: Annotated[int, Option(help="Threads of onnxruntime for each; 0: one for each core.", min=0)] = 0,
-    max_bytes: Annotated[int, Option(help="The most bytes of an image.", min=1)] = 10 << 20,
-    max_images: Annotated[int, Option(help="The most images of a request.", min=1)] = 64,
-    max_pixels: Annotated[int, Option(help="The most pixels of an image.", min=1)] = 50_000_000,
-    max_body: Annotated[int, Option(help="The most bytes of a form with images.", min=1)] = 64 << 20,
-    max_memory: Annotated[int, Option(help="The most bytes of decoded and prepared images.", min=1)] = 1 << 30,
-    max_seconds: Annotated[float, Option(help="Seconds after which a request is answered with 503.", min=0.001)] = 30.0,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="No line for each request.")] = False,
+    threads: Annotated[int, Option(help="Threads of onnxruntime for a batch; 0: one for each core.", min=0)] = 0,
+    *,
+    limits: RequestLimits,
+    quiet: QuietRequests = False,
 ) -> None:
     """Serve decisions over HTTP: POST /predict, GET /health, /ready, /metrics, /monitor and /.
 
-    A monitor watches the decisions; a browser shows it at `/`. With `--state` it goes on after a restart. `--log` keeps
-    the decisions, for `sirc monitor` and for labelling later.
+    A monitor watches the decisions, and a browser shows it at `/`. With `--state` it goes on after a restart. `--log`
+    keeps the decisions for `sirc monitor`, or to label them later.
 
     The service has no password and no encryption: put it behind a proxy that has both.
 
@@ -55,42 +60,27 @@ def serve(
     """
     from sirc.deploy.serve import make_app, run
 
-    app = make_app(
-        onnx,
-        state=state,
-        log=log,
-        delta=_checked_delta(delta),
-        max_bytes=max_bytes,
-        max_images=max_images,
-        max_pixels=max_pixels,
-        max_body=max_body,
-        max_memory=max_memory,
-        answer_seconds=max_seconds,
-        concurrency=concurrency,
-        threads=threads,
-    )
+    _check_delta(delta)
+    app = make_app(onnx, state=state, log=log, delta=delta, threads=threads, **limits._asdict())
     if why := app.state.service.watch.why_not:
         say(f"note: the monitor does not run: {why}")
-    with contextlib.suppress(KeyboardInterrupt):  # how a service is stopped
+    with contextlib.suppress(KeyboardInterrupt):  # the usual way to stop it
         run(app, host=host, port=port, quiet=quiet, started=lambda address: result(f"serving {onnx} on {address}"))
 
 
 def monitor(
     calibration: Annotated[
-        str, Option(metavar="FILE", help="What `calibrate`, `guard` or `export` wrote, or `hf://owner/name`.")
+        str, Option(metavar="FILE", help="Written by `guard`, `calibrate` or `export`, or `hf://…`.")
     ],
-    confidences: Annotated[
-        Path,
-        Option(help="Confidences in production, in order: the log of `sirc serve`, a `.csv`, `.npy` or `.npz` file."),
-    ],
+    confidences: Annotated[Path, Option(help="In order of time: a log of `sirc serve`, `.csv`, `.npy` or `.npz`.")],
     column: Annotated[str | None, Option(help="The column, or array of a `.npz` file. Default: `confidence`.")] = None,
     delta: FalseAlarms = 0.05,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
     fail_on_alarm: Annotated[bool, Option("--fail-on-alarm", help="Exit with 1 on an alarm.")] = False,
 ) -> None:
-    """Compare production with the calibration: is the acceptance rate what was promised, and how much is OOD?
+    """Compare production with the calibration: is the acceptance rate as promised, and how much input is OOD?
 
-    No labels are needed. Rows without a confidence, such as those of broken images, are left out and counted.
+    This needs no labels. Rows without a confidence, such as those of broken images, are left out and counted.
 
     Example: `sirc monitor --calibration selective.safetensors --confidences decisions.csv`
 
@@ -101,7 +91,7 @@ def monitor(
     from sirc.deploy import calibration_of
     from sirc.deploy.monitor import monitor as compare
 
-    _checked_delta(delta)
+    _check_delta(delta)
     rows, threshold = calibration_of(calibration)
     if not len(rows):
         raise ValueError(
@@ -118,11 +108,11 @@ def monitor(
         decided = log.accepted.notna()
         if others := int((log.accepted[decided] != (values >= threshold.value)[decided]).sum()):
             raise ValueError(
-                f"'{confidences}' must be what '{calibration}' decided; {others:,} of its decisions are others than "
-                f"its threshold, {threshold.value:.6g}, makes. Name the guard or the graph that decided."
+                f"'{confidences}' must be decisions of '{calibration}'; {others:,} of them differ from those of its "
+                f"threshold, {threshold.value:.6g}. Name the guard or the graph that decided."
             )
     if _is_of_predict(confidences):
-        say("note: rows of `sirc predict` are sorted by path, not by time: they are taken in a random order")
+        say("note: rows of `sirc predict` are sorted by path, not by time: they are used in a random order")
         values = np.random.default_rng(0).permutation(values)
     report = compare(rows, values, threshold, delta=delta)
     if as_json:
@@ -133,14 +123,13 @@ def monitor(
         raise typer.Exit(1)
 
 
-def _checked_delta(delta: float) -> float:
+def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise ConfigError(f"`--delta` must lie between 0 and 1; got {delta:g}.")
-    return delta
 
 
 class Log(NamedTuple):
-    """Confidences in their order, how many rows had none, and which others were accepted, where that is known."""
+    """Confidences in their order, how many rows have none, and which of the others were accepted, if known."""
 
     values: npt.NDArray[np.float64]
     empty: int = 0
@@ -148,7 +137,7 @@ class Log(NamedTuple):
 
 
 def read_log(path: Path, column: str) -> Log:
-    """Read the log of a service, a table of decisions, or an array of confidences."""
+    """Read confidences from the log of a service, a table of decisions, or an array."""
     import numpy as np
 
     from sirc._utils.files import array_names, listed_arrays, read_npz, require_file
@@ -179,19 +168,19 @@ def read_log(path: Path, column: str) -> Log:
 
 
 def _read_csv(path: Path, column: str) -> pd.DataFrame:
-    """Read the confidences of a table, and what was accepted; a blank cell is none."""
+    """Read the confidences of a table, and what was accepted; a blank cell is missing."""
     import pandas as pd
 
     names = list(pd.read_csv(path, nrows=0).columns)
     _require_column(path, column, names)
     wanted = [name for name in (column, "accepted") if name in names]
-    # Without an index: a comma at the end of rows must not shift the columns.
+    # Without an index column, a comma at the end of rows does not shift the columns.
     table = pd.read_csv(path, usecols=wanted, index_col=False, dtype=str, keep_default_na=False)
     return table.replace(r"^\s*$", None, regex=True)
 
 
 def _read_parquet(path: Path, column: str) -> pd.DataFrame:
-    """Read the same of a Parquet file or a folder of them, by their time if there is one."""
+    """Read the same from a Parquet file or a folder of them, in order of time if they have it."""
     from sirc._utils.imports import needing
 
     with needing("reading Parquet", "pyarrow", "serve"):
@@ -218,7 +207,7 @@ def _require_column(path: Path, column: str, names: Sequence[str]) -> None:
 
 
 def _is_of_predict(path: Path) -> bool:
-    """Whether a file is a table of `sirc predict`, whose rows, class after class, look like a rate that changes."""
+    """Whether a file is a table of `sirc predict`, sorted by path: class after class, like a rate that changes."""
     import pandas as pd
 
     return path.suffix == ".csv" and {"path", "accepted", "reason", "error"} <= set(pd.read_csv(path, nrows=0).columns)

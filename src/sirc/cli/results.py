@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from enum import StrEnum
+from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,29 +16,23 @@ from typer import Argument, Option
 
 from sirc.cli.console import is_main, open_page, reporting, result
 from sirc.cli.options import (
-    CrossfitOption,
+    RUN_FOLDERS,
     Device,
     FigureFormat,
+    Fitting,
     Formats,
-    HeadFile,
     Names,
-    OnUnfit,
-    OodFiles,
     Open,
     Overrides,
     Overwrite,
     Quiet,
     Replace,
-    Specs,
-    TrainFile,
     Trust,
     TuningFile,
-    folds_of,
-    named_pairs,
+    named_values,
     on_device,
     read_runs,
     refuse_unused,
-    unfit_of,
 )
 from sirc.cli.translate import in_options
 from sirc.errors import ConfigError
@@ -52,13 +47,12 @@ if TYPE_CHECKING:
 TableFormat = Literal["text", "csv", "markdown", "html", "latex"]
 _ENDINGS = {"csv": ".csv", "markdown": ".md", "html": ".html", "latex": ".tex"}
 
-Studies = Annotated[list[Path], Argument(metavar="RUN", help="Folders of `sirc run`, or `results.csv` files.")]
-Stored = Annotated[list[Path], Argument(metavar="RUN", help="Folders that `sirc run` or `sirc demo` made.")]
+RunFolders = Annotated[list[Path], RUN_FOLDERS]
 StageName = StrEnum("StageName", ["train", "extract", "fit", "page", "figures"])
 Redo = Annotated[
-    list[StageName] | None, Option("--redo", help="Do a stage again; repeat. Only `train` retrains networks.")
+    list[StageName] | None, Option("--redo", help="Do a stage again; repeat for several. Only `train` retrains.")
 ]
-Intervals = Annotated[bool, Option("--intervals", help="Show the 95% interval of each number, over samples.")]
+Intervals = Annotated[bool, Option("--intervals", help="Show a 95% interval over samples beside each number.")]
 Figures = Annotated[bool, Option("--figures/--no-figures", help="Whether to draw figures.")]
 
 
@@ -74,10 +68,10 @@ def run(
     open_: Open = False,
     quiet: Quiet = False,
 ) -> None:
-    """Do a whole study: train, extract, fit, evaluate, tables, page, figures.
+    """Do a whole study: train, extract, fit and evaluate; make tables, a page and figures.
 
-    Work that is done and still valid is not repeated: the same command resumes a stopped study. Where settings changed,
-    what depends on them is done again; a network is retrained only with `--redo train`.
+    Finished work is not repeated: the same command resumes a stopped study. After a change of settings, only what
+    depends on them is done again; a network is retrained only with `--redo train`.
 
     Example: `sirc run studies/paper/resnet50_imagenet200.toml --set data.root=~/data`
 
@@ -105,8 +99,9 @@ def demo(
 ) -> None:
     """Train small networks on rendered letters, and compare every score of the paper on six kinds of OOD input.
 
-    Two architectures, two seeds each, no download, one to four minutes on two idle cores. It prints a table, which of
-    the paper's findings hold, the paths of its files, and the page to open. The same command resumes a stopped demo.
+    It trains two architectures with two seeds each, downloads nothing, and takes one to four minutes on two idle cores.
+    It prints a table, which of the paper's findings hold, the paths of its files, and the page to open. The same
+    command resumes a stopped demo.
 
     Example: `sirc demo --out sirc-demo`
     """
@@ -114,7 +109,7 @@ def demo(
     from sirc.experiment.demo import run_demo
 
     with on_device(device, quiet) as (where, progress):
-        if not (out / "findings.md").exists():  # its last file
+        if not (out / "findings.md").exists():  # the last file of a demo
             progress.note("this takes one to four minutes on two idle cores; if stopped, the same command goes on")
         study, findings = run_demo(out, device=where, figures=figures, redo=redo or (), progress=progress)
     verdicts = [f"{finding.claim}: {finding.verdict}. {finding.measured}." for finding in findings]
@@ -123,29 +118,24 @@ def demo(
 
 def evaluate(
     id_: Annotated[Path, Option("--id", help="ID test outputs, with labels.")],
-    train: TrainFile = None,
+    fitting: Fitting,
     val: TuningFile = None,
-    ood: OodFiles = None,
-    head: HeadFile = None,
-    spec: Specs = None,
     group: Annotated[Names, Option(metavar="NAME=SET,SET", help="A group of OOD sets, such as `Close`.")] = None,
-    crossfit: CrossfitOption = None,
-    on_unfit: OnUnfit = None,
-    name: Annotated[str, Option(help="What to call the model in tables.")] = "model",
+    name: Annotated[str, Option(help="The model's name in tables.")] = "model",
     out: Annotated[Path, Option(help="The folder for results, tables, page and figures.")] = Path("sirc-results"),
     intervals: Intervals = False,
     spill: Annotated[Path | None, Option(help="A scratch folder for stores beyond memory: no page or figures.")] = None,
-    device: Annotated[str | None, Option(help="With `--spill`: where to score. Default: a GPU if any.")] = None,
+    device: Annotated[str | None, Option(help="With `--spill`: where to compute. Default: a GPU if any.")] = None,
     figures: Figures = True,
     format_: Formats = None,
     overwrite: Overwrite = False,
     open_: Open = False,
     quiet: Quiet = False,
 ) -> None:
-    """Evaluate outputs that you bring as arrays: `.npz` or `.safetensors` files with `logits`, `features`, `labels`.
+    """Evaluate your own outputs: `.npz` or `.safetensors` files with `logits`, `features` and `labels`.
 
-    They may also be folders of stores, or confidences of one score, in files with `conf`, `pred` and `label` as OpenOOD
-    saves them; `--score` then names the score.
+    Outputs may also be folders of stores. Files with `conf`, `pred` and `label`, as OpenOOD saves them, hold the
+    confidences of one score, which `--score` names.
 
     Example: `sirc evaluate --train train.npz --id test.npz --ood textures=dtd.npz --ood svhn=svhn.npz`
 
@@ -157,6 +147,7 @@ def evaluate(
     from sirc.experiment import TARGETS, RunResults, arrays, save_results, save_table
 
     _check_figures(figures, format_)
+    train, ood, head, specs, crossfit, on_unfit = fitting
     if spill is None:
         refuse_unused("it is for stores that `--spill` scores", device=device)
         if int(os.environ.get("WORLD_SIZE") or 1) > 1:  # each would do all of the work, into the same files
@@ -164,35 +155,33 @@ def evaluate(
     else:
         without = "with `--spill` there is neither a page nor a figure nor an interval"
         refuse_unused(without, format=format_, open=open_, intervals=intervals)
-    folds = folds_of(crossfit)
+    folds = fitting.folds
     if train is None:
         without = "nothing is fitted without `--train TRAIN.npz`; give that too"
         refuse_unused(without, val=val, head=head, crossfit=crossfit, on_unfit=on_unfit)
-    unfit = unfit_of(on_unfit, spec)
-    if val is not None and _same_file(val, id_):
-        raise ConfigError(f"`--val` must be other outputs than `--id`, as scores are tuned on it; both are '{val}'.")
-    sets = dict(named_pairs("--ood", ood))
+    unfit = fitting.unfit
+    sets = named_values("--ood", ood)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"`--out` must be a folder, for the results, tables, page and figures; '{out}' is a file.")
     for target in TARGETS:
         refuse_existing(out / target, overwrite)
-    groups = {key: value.split(",") for key, value in named_pairs("--group", group, "NAME=SET,SET")}
+    grouped = named_values("--group", group, "NAME=SET,SET")
+    groups = {key: names.split(",") for key, names in grouped.items()} or None
     progress = reporting(quiet)
     if arrays.has_confidences(id_):
-        if train is not None or spill is not None or (spec and len(spec) > 1):
-            raise ConfigError(f"'{id_}' has confidences, from which nothing is fitted: `--score` may name theirs.")
-        run = arrays.evaluate_confidences(
-            id_, sets, score=spec[0] if spec else "confidence", groups=groups or None, model=name
-        )
+        if train is not None or spill is not None or (specs and len(specs) > 1):
+            raise ConfigError(f"'{id_}' has the confidences of one score, which `--score` may name; nothing is fitted.")
+        score = specs[0] if specs else "confidence"
+        run = arrays.evaluate_confidences(id_, sets, score=score, groups=groups, model=name)
     else:
-        _refuse_shared_files(id_, train, sets)
+        _refuse_shared_files({"--id": id_, "--train": train, "--val": val}, sets)
         test, outside = arrays.load_outputs(id_), {key: arrays.load_outputs(path) for key, path in sets.items()}
         with on_device(device or "auto", quiet) if spill else nullcontext((None, progress)) as (where, progress):
             scorer = arrays.fit_arrays(
                 None if train is None else arrays.load_outputs(train),
                 test,
                 outside,
-                specs=spec,
+                specs=specs,
                 head=arrays.find_head_in(head, train),
                 crossfit=folds,
                 val=None if val is None else arrays.load_outputs(val),
@@ -200,17 +189,15 @@ def evaluate(
                 device=where,
                 progress=progress,
             )
-            _note_scores(scorer.specs, spec, val, progress)
+            _note_scores(scorer.specs, specs, val, progress)
             if spill is not None:
                 assert where is not None
-                spilled = evaluate(
-                    scorer, test, outside, groups=groups or None, spill=spill, device=where, progress=progress
-                )
+                spilled = evaluate(scorer, test, outside, groups=groups, spill=spill, device=where, progress=progress)
                 if is_main():
                     results = spilled.table.assign(model=name, seed=0)
                     _show(save_table(results, out, overwrite=overwrite), open_)
                 return
-        run = RunResults(name, 0, evaluate(scorer, test, outside, groups=groups or None), scorer, test, outside)
+        run = RunResults(name, 0, evaluate(scorer, test, outside, groups=groups), scorer, test, outside)
     formats = list(format_ or FigureFormat)
     study = save_results(
         [run], out, figures=figures, formats=formats, intervals=intervals, overwrite=overwrite, progress=progress
@@ -219,14 +206,14 @@ def evaluate(
 
 
 def table(
-    runs: Studies,
-    format_: Annotated[TableFormat, Option("--format", help="How to print it.")] = "text",
+    runs: Annotated[list[Path], Argument(metavar="RUN", help="Folders of `sirc run`, or `results.csv` files.")],
+    format_: Annotated[TableFormat, Option("--format", help="The format to print.")] = "text",
     metric: Annotated[Names, Option(help="A metric, such as `auroc`, `fpr@95` or `aurr`; repeat.")] = None,
     negative: Annotated[Names, Option(help="`wrong`, `OOD mean`, an OOD set or a group; repeat. Default: all.")] = None,
     score: Annotated[Names, Option(help="A score to show; repeat. Default: those of `[report]`, or all.")] = None,
     alpha: Annotated[float | None, Option(help="The α to show, if the results have several.")] = None,
     beta: Annotated[float | None, Option(help="The β to show, if the results have several.")] = None,
-    spread: Annotated[bool, Option("--spread", help="Mean ± 2 std over seeds instead of the mean.")] = False,
+    spread: Annotated[bool, Option("--spread", help="Show mean ± 2 std over seeds instead of the mean.")] = False,
     intervals: Intervals = False,
     out: Annotated[Path | None, Option(help="Write to this file; its ending chooses the format.")] = None,
     overwrite: Replace = False,
@@ -240,7 +227,7 @@ def table(
     from sirc._utils.files import refuse_existing
     from sirc.experiment import load_runs, read_results
     from sirc.metrics import parse_metric
-    from sirc.report.tables import table as make
+    from sirc.report.tables import table as make_table
     from sirc.scores import parse
 
     if out is not None:
@@ -263,7 +250,7 @@ def table(
         refuse_unused("each model has one training run", spread=spread)
     elif intervals:
         raise ConfigError("`--intervals` are of one training run; these have several seeds: `--spread` shows theirs.")
-    made = make(
+    shown = make_table(
         results,
         metrics=metrics,
         negatives=negative or None,
@@ -273,15 +260,15 @@ def table(
         spread=spread,
     )
     if out is not None:
-        made.save(out, overwrite=True)
+        shown.save(out, overwrite=True)
         result(str(out))
     else:
-        typer.echo(getattr(made, format_)(), file=sys.stdout)  # else click writes UTF-8 to an ASCII stream
+        typer.echo(getattr(shown, format_)(), file=sys.stdout)  # else click writes UTF-8 to an ASCII stream
 
 
 def plot(
-    runs: Stored,
-    out: Annotated[Path | None, Option(help="The folder for the figures. Default: `figures` in the first.")] = None,
+    runs: RunFolders,
+    out: Annotated[Path | None, Option(help="The folder for the figures. Default: `figures` in the first RUN.")] = None,
     format_: Formats = None,
     quiet: Quiet = False,
 ) -> None:
@@ -299,67 +286,57 @@ def plot(
     except (ValueError, OSError) as error:
         images = None
         why = in_options(plot, str(error))
-        progress.note(f"without samples of the images, which cannot be opened: {why}")
+        progress.note(f"without a figure of sample images, which cannot be opened: {why}")
     shown = [run.reported for run in load_runs(runs)]
-    made = figures(shown, folder, formats=list(format_ or FigureFormat), images=images, progress=progress)
-    for path in made:
+    for path in figures(shown, folder, formats=list(format_ or FigureFormat), images=images, progress=progress):
         result(str(path))
 
 
 def report(
-    runs: Stored,
+    runs: RunFolders,
     out: Annotated[Path | None, Option(metavar="FILE.html", help="Default: `report.html` in the first RUN.")] = None,
     title: Annotated[str | None, Option(help="The page's heading. Default: the names of the models.")] = None,
     open_: Open = False,
     overwrite: Replace = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write the page of one or more studies: one HTML file in which α, β, the recall and the OOD sets can be changed.
+    """Write one HTML page about one or more studies, on which α, β, the recall and the OOD sets can be changed.
 
-    It opens from disk, needs no network and sends nothing anywhere. Without `--out` an earlier page is replaced.
+    The page opens from disk, and neither loads nor sends anything. Without `--out`, an earlier page is replaced.
 
     Example: `sirc report runs/resnet50_imagenet200 --open`
     """
     from sirc._utils.files import refuse_existing
     from sirc.experiment import PAGE, load_runs
-    from sirc.report.page import report as write
+    from sirc.report.page import report as write_page
 
     if out is not None:
         refuse_existing(out, overwrite)
     shown = [run.reported for run in load_runs(runs)]
-    page = write(shown, out or runs[0] / PAGE, title=title, overwrite=True, progress=reporting(quiet))
+    page = write_page(shown, out or runs[0] / PAGE, title=title, overwrite=True, progress=reporting(quiet))
     result(str(page))
     if open_:
         open_page(page)
 
 
-def _refuse_shared_files(id_: Path, train: Path | None, ood: dict[str, str]) -> None:
-    """Refuse one file in two roles, which would give meaningless results."""
-    for key, path in ood.items():
-        for option, other in (("--id", id_), ("--train", train)):
-            if other is not None and _same_file(Path(path), other):
-                raise ConfigError(
-                    f"`--ood {key}={path}` must be inputs of no known class; `{option}` names the same file."
-                )
-    if train is not None and _same_file(train, id_):
-        raise ConfigError(
-            f"`--id` must be other outputs than `--train`, as scores know the rows they learnt from; both are '{id_}'."
-        )
-
-
-def _same_file(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and one.samefile(other)
+def _refuse_shared_files(inside: Mapping[str, Path | None], ood: Mapping[str, str]) -> None:
+    """Refuse one file for two roles: the results would be meaningless."""
+    roles = [(option, path) for option, path in inside.items() if path is not None and path.exists()]
+    outside = [(f"--ood {name}", Path(path)) for name, path in ood.items() if Path(path).exists()]
+    for (one, path), (other, same) in (*combinations(roles, 2), *product(outside, roles)):
+        if path.samefile(same):
+            raise ConfigError(f"`{one}` and `{other}` must be different outputs; both are '{path}'.")
 
 
 def _note_scores(fitted: Sequence[str], named: Sequence[str] | None, val: Path | None, progress: Progress) -> None:
-    """Say which scores were left out, unless some were named, and whether validation outputs were used."""
+    """Note which of the default scores were left out, and if validation outputs were not used."""
     from sirc.experiment import DEFAULT_SPECS
     from sirc.scores import Needs
 
     if not named and len(fitted) < len(DEFAULT_SPECS):
         missing = ", ".join(spec for spec in DEFAULT_SPECS if spec not in fitted)
         progress.note(
-            f"left out for want of features, training outputs, labels or head weights: {missing}. A `--train` file "
+            f"left out, as features, training outputs, labels or head weights are missing: {missing}. A `--train` file "
             "with `features`, `labels`, `head_weight` and `head_bias` allows all."
         )
     if val is not None and not Needs.of(fitted).tuned:
@@ -375,11 +352,12 @@ def _check_figures(figures: bool, format_: Formats, redo: Redo = None) -> None:
 
 def _show(study: Study, open_: bool, *, negatives: Sequence[str] = (), verdicts: Sequence[str] = ()) -> None:
     """Print the table, the paths of the files and the verdicts; the page comes last, and opens if asked for."""
-    from sirc.report.tables import table as make
+    from sirc.report.tables import table as make_table
 
     if len(study.results):  # only the main process has them
         present = set(study.results["negative"])
-        result(make(study.reported_results, negatives=[name for name in negatives if name in present] or None).text())
+        chosen = [name for name in negatives if name in present] or None
+        result(make_table(study.reported_results, negatives=chosen).text())
         for path in study.files:
             if path.suffix in (".csv", ".md", ".tex", ".html", ".npz") and path != study.page:
                 result(str(path))
@@ -394,7 +372,7 @@ def _show(study: Study, open_: bool, *, negatives: Sequence[str] = (), verdicts:
 
 
 def _shown(results: pd.DataFrame, paths: Sequence[Path]) -> list[str] | None:
-    """The scores that the studies want shown; None, for all, if a path is not the folder of a study."""
+    """The scores that the studies ask to show; None, for all, if a path is not the folder of a study."""
     from sirc.experiment import load_experiments, reported_scores
 
     try:

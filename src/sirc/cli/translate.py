@@ -1,7 +1,7 @@
-"""Messages of the library in a command's own terms: its options, or keys of the TOML that it reads.
+"""Translation of the library's messages: arguments become options of the command, or keys of its TOML.
 
 The library puts code between backticks and advice into alternatives: "Fit on more rows, or pass `crossfit=0`." Each
-piece of code is translated. If a command has nothing like it, the alternative that names it is left out.
+piece of code is translated. If a command has no counterpart, the alternative with that code is left out.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ import functools
 import re
 from collections.abc import Callable
 
-from typer.models import OptionInfo
+import typer
+from typer.core import TyperOption
+from typer.main import get_command
 
-from sirc.cli.options import names_of_option, parameters_of
+from sirc.cli.options import with_options
 
-_GONE = "\0"  # stands for code that only works in Python, or not with this command
-_OF_RUNS = ("calibrate", "predict", "try", "export", "plot")  # which open what the TOML of a run names
-_SET = "--set"  # stands for the commands that take `--set`
-_TOML = "TOML"  # stands for these and `_OF_RUNS`
+_GONE = "\0"  # marks code that only works in Python, or not with this command
+_OF_RUNS = ("calibrate", "predict", "try", "export", "plot")  # they open what the TOML of a run names
+_SET = "--set"  # a key of `_WORDS` for all commands that take `--set`
+_TOML = "TOML"  # a key for these and `_OF_RUNS`
 _TABLES = {
     **dict.fromkeys(("crossfit", "on_unfit"), "fit"),
     **dict.fromkeys(("on_error", "dtype"), "extract"),
     **dict.fromkeys(("num_classes", "checkpoint", "pretrained"), "model"),
 }
-# What commands say for code that is not an option of the same name.
+# Translations, by command, of code that does not become an option of the same name.
 _WORDS: dict[str, dict[str, str]] = {
     "create overwrite=": {"extract": "`--only NAME --overwrite`", "guard": "`--overwrite`", "run": "`--redo extract`"},
     "train overwrite=": {
@@ -45,7 +47,7 @@ _WORDS: dict[str, dict[str, str]] = {
     "metrics": {"table": "`--metric`"},
     "negatives": {"table": "`--negative`"},
 }
-# Arguments that errors name without a value, and that are options of these commands.
+# Options of these commands whose arguments errors name without a value.
 _NAMED = {
     "guard": ("recall", "risk", "delta", "score", "classes", "resize", "crop", "interpolation", "mean", "std"),
     "evaluate": ("train", "val", "crossfit", "spill"),
@@ -57,9 +59,9 @@ _NAMED = {
 # An argument, alone or in a call: `crossfit=0`, `fit(…, overwrite=True)`. One letter is a parameter of a score.
 _ARGUMENT = re.compile(r"(?:(\w+)\((?:…|\.{3}), )?([a-z_]\w+)=(.*?)\)?")
 _SETTING = re.compile(r"--set ([^=]+)=(.*)")
-_OOD_SET = re.compile(r"""ood\[(['"])(.*?)\1\](?:\[.*\])?""")  # or the confidences of a score there
-# Other code that only works in Python; but not NumPy's, or `module:function`, which files and options name.
-# Commands and keys of a TOML may hold names that look like classes: `sirc serve ResNet.onnx`, `data.ood.Textures.path`.
+_OOD_SET = re.compile(r"""ood\[(['"])(.*?)\1\](?:\[.*\])?""")  # or of one score: ood['far']['msp']
+# Other code that only works in Python. NumPy's and `module:function` may stay, as files and options name them.
+# Commands and keys of a TOML may have names that look like classes: `sirc serve ResNet.onnx`, `data.ood.Textures.path`.
 _PYTHON = re.compile(
     r"""(?!np\.|[\w.]+:|data\.|(sirc|hf)\ |--set\ ).*(
         \bsirc\.\w  # a name in the package
@@ -73,38 +75,38 @@ _PYTHON = re.compile(
 
 
 def in_options(command: Callable[..., None], text: str) -> str:
-    """Translate a message of the library for users of a command; the message itself if nothing of it would be left."""
+    """Translate a message of the library for users of a command; unchanged if nothing of it would be left."""
     name, options = name_of(command), _options(command)
     kinds = [name, *([_SET] if "set" in options else []), *([_TOML] if "set" in options or name in _OF_RUNS else [])]
 
-    def words(entry: str) -> str:
-        """What `_WORDS` has the command say; empty if that is nothing."""
+    def counterpart(entry: str) -> str:
+        """The translation that `_WORDS` has for this command, or an empty text."""
         return next((_WORDS[entry][kind] for kind in kinds if kind in _WORDS.get(entry, ())), "")
 
     def translated(match: re.Match[str]) -> str:
         code = match[1]
-        if found := _ARGUMENT.fullmatch(code):
-            call, argument, value = found.groups()
+        if parts := _ARGUMENT.fullmatch(code):
+            call, argument, value = parts.groups()
             for entry in (f"{call} {argument}=", f"{argument}={value}"):
                 if entry in _WORDS:
-                    return words(entry) or _GONE
+                    return counterpart(entry) or _GONE
             plain = value.strip('"') if re.fullmatch(r'"?[\w.+-]+"?', value) else "…"
-            if known := words(f"{argument}="):
+            if known := counterpart(f"{argument}="):
                 return known
             if argument in options:
-                option, kind = options[argument]
-                return f"`{option}`" if kind is bool else f"`{option} {plain}`"
+                option, is_flag = options[argument]
+                return f"`{option}`" if is_flag else f"`{option} {plain}`"
             if argument not in _TABLES:
                 return _GONE
             code = f"--set {_TABLES[argument]}.{argument}={plain.lower() if plain in ('True', 'False') else plain}"
         elif code in _NAMED.get(name, ()):
             return f"`{options[code][0]}`"
-        elif known := words(code):
+        elif known := counterpart(code):
             return known
-        if (found := _OOD_SET.fullmatch(code)) and "ood" in options:
-            return f"`--ood {found[2]}=…`"
-        if (found := _SETTING.fullmatch(code)) and _SET not in kinds:
-            return f"`{found[1]} = {_as_toml(found[2])}` in the TOML" if _TOML in kinds else _GONE
+        if (ood_set := _OOD_SET.fullmatch(code)) and "ood" in options:
+            return f"`--ood {ood_set[2]}=…`"
+        if (setting := _SETTING.fullmatch(code)) and _SET not in kinds:
+            return f"`{setting[1]} = {_as_toml(setting[2])}` in the TOML" if _TOML in kinds else _GONE
         return _GONE if _PYTHON.match(code) else f"`{code}`"
 
     message = re.sub(r"`([^`]*)`", translated, text)
@@ -114,9 +116,9 @@ def in_options(command: Callable[..., None], text: str) -> str:
 
 
 def _without_gone(sentence: str) -> str:
-    """Drop the alternatives ("this or that; or the other") with code that is gone; nothing is left if all have it.
+    """Drop the alternatives ("this or that; or the other") with untranslatable code; if all have some, drop all.
 
-    If the first alternative goes, the text before its colon stays.
+    Of the first alternative, the text before a colon stays.
     """
     if _GONE not in sentence:
         return sentence
@@ -138,16 +140,14 @@ def _as_toml(value: str) -> str:
 
 
 def name_of(command: Callable[..., None]) -> str:
-    """The name by which a command is called: `data check` is not `check`."""
+    """The name of a command on the command line: `data check` is not `check`."""
     return f"data {command.__name__}" if command.__module__.endswith(".data") else command.__name__
 
 
 @functools.cache
-def _options(command: Callable[..., None]) -> dict[str, tuple[str, object]]:
-    """The options of a command, by the argument that each fills, with the kind of its value."""
-    return {
-        parameter.name.rstrip("_"): (names_of_option(parameter.name, info)[0], parameter.annotation.__origin__)
-        for parameter in parameters_of(command)
-        for info in getattr(parameter.annotation, "__metadata__", ())
-        if isinstance(info, OptionInfo)
-    }
+def _options(command: Callable[..., None]) -> dict[str, tuple[str, bool]]:
+    """The name of each option of a command and whether it is a flag, by parameter."""
+    app = typer.Typer(add_completion=False)
+    app.command()(with_options(command, imports=False))
+    options = [option for option in get_command(app).params if isinstance(option, TyperOption)]
+    return {str(option.name).rstrip("_"): (option.opts[0], option.is_flag) for option in options}

@@ -1,3 +1,3 @@
-"""Reports: import `sirc.report.tables`, `.figures`, `.page`, or the display names in `.names`."""
+"""Reports: `sirc.report.tables`, `.figures`, `.page`, and display names in `.names`."""
 
 __all__ = []

@@ -18,7 +18,7 @@ _TEMPERATURE: Final = {"text": "T", "latex": "$T$", "html": "<i>T</i>"}
 _GREEK: Final = {"alpha": "α", "beta": "β", "gamma": "γ", "kappa": "κ"}
 _NEGATIVES: Final = {WRONG: "ID✗", POOLED: "All OOD"}
 
-# Symbols for which LaTeX needs a command; it reads all others from UTF-8.
+# LaTeX needs a command for these symbols, and reads all others from UTF-8.
 _TEXT: Final = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "|": "bar", "<": "less", ">": "greater"}
 _MATHS: Final = {
     "✓": "surd", "✗": "times", "±": "pm", "×": "times", "·": "cdot", "‖": "|", "≤": "leq", "≥": "geq", "∞": "infty",
@@ -34,7 +34,7 @@ _LATEX: Final = {
 
 
 def score_name(spec: str, style: Style = "text", *, bare: bool = False) -> str:
-    r"""Name a score; `bare` leaves out the word SIRC. Text that is not a spec is shown as it is, escaped.
+    r"""The name of a score; `bare` leaves out the word SIRC. Text that is not a spec is only escaped.
 
     Example:
         >>> from sirc.report.names import score_name
@@ -48,7 +48,7 @@ def score_name(spec: str, style: Style = "text", *, bare: bool = False) -> str:
 
 
 def score_family(spec: str) -> str:
-    """Give the family of a score: for a combination its name, and `other` for text that is not a spec.
+    """The family of a score; for a combination its name, and `other` for text that is not a spec.
 
     Example:
         >>> from sirc.report.names import score_family
@@ -62,7 +62,7 @@ def score_family(spec: str) -> str:
 
 
 def negative_name(name: str, style: Style = "text") -> str:
-    """Name the inputs that ID✓ is compared with; OOD sets and groups keep their own names.
+    """The name of the inputs that ID✓ is compared with; OOD sets and groups keep their own.
 
     Example:
         >>> from sirc.report.names import negative_name
@@ -73,7 +73,7 @@ def negative_name(name: str, style: Style = "text") -> str:
 
 
 def metric_name(label: str, style: Style = "text", *, arrow: bool = False, unit: bool = False) -> str:
-    """Name a metric; `arrow` adds its better direction, `unit` the unit in which tables show it.
+    """The name of a metric; `arrow` adds its better direction, `unit` its unit in tables.
 
     Example:
         >>> from sirc.report.names import metric_name
@@ -92,7 +92,7 @@ def metric_name(label: str, style: Style = "text", *, arrow: bool = False, unit:
 
 
 def escape(text: str, style: Style) -> str:
-    r"""Make any text safe for HTML, or for LaTeX that reads UTF-8; control characters become spaces.
+    r"""Escape text for HTML, or for LaTeX with UTF-8; control characters become spaces.
 
     Example:
         >>> from sirc.report.names import escape
@@ -105,7 +105,7 @@ def escape(text: str, style: Style) -> str:
         return html.escape(plain)
     if style == "latex":
         written = "".join(_LATEX.get(c, c) for c in unicodedata.normalize("NFC", plain))
-        return re.sub("-(?=-)", "-{}", written)  # two hyphens would join into a dash
+        return re.sub("-(?=-)", "-{}", written)  # LaTeX would join two hyphens into a dash
     return plain
 
 

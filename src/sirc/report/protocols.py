@@ -1,4 +1,4 @@
-"""Protocols of runs for figures and the page: one network with its evaluation."""
+"""Protocols of the runs that figures and the page show."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Run(Protocol):
 
     @property
     def model(self) -> str:
-        """The name of the network; runs of one model share it."""
+        """The name of the network, the same for all of its runs."""
 
     @property
     def seed(self) -> int:
-        """The number that tells the runs of one model apart."""
+        """The seed, different for each run of a network."""
 
     @property
     def evaluation(self) -> Evaluation:
@@ -27,7 +27,7 @@ class Run(Protocol):
 
 
 class ScoredRun(Run, Protocol):
-    """A run with the scorer and outputs behind its evaluation; a run of confidences alone has neither."""
+    """A run with the scorer and outputs of its evaluation, unless only confidences were evaluated."""
 
     @property
     def scorer(self) -> Scorer | None:

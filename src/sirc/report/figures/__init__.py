@@ -1,4 +1,4 @@
-"""The paper's figures: each function draws values of the metric functions as a matplotlib Figure."""
+"""The paper's figures: each function draws what metrics return as a matplotlib Figure."""
 
 from sirc.report.figures.comparisons import Roc, change_table, changes, risks, roc, separation, sweep_table, sweeps
 from sirc.report.figures.densities import densities

@@ -1,4 +1,4 @@
-"""Comparisons of scores: FPR against TPR, risk curves, metrics against α and β, and changes in FPR."""
+"""Figures that compare scores: FPR against TPR, risk curves, metrics against α and β, changes in FPR."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from sirc._utils.arrays import ArrayLike
+from sirc._utils.arrays import ArrayLike, Floats
 from sirc._utils.checks import check_fraction
 from sirc._utils.text import quoted
 from sirc.evaluation import ORACLE, POOLED, WRONG, Evaluation, as_fractions, as_names, combine
@@ -17,7 +17,6 @@ from sirc.metrics import Negative, Positive, Ranking, find_metric
 from sirc.report.figures.pairs import PAIRS, fprs
 from sirc.report.figures.style import (
     GROUPS,
-    FloatArray,
     array,
     drawn,
     label_of,
@@ -40,14 +39,14 @@ _SYMBOLS: Final = {"alpha": "α", "beta": "β"}
 
 
 class Roc(NamedTuple):
-    """Shares accepted at each threshold, from none accepted and the strictest threshold on; what `roc` gives."""
+    """Accepted shares of positives and negatives, from none on, then at each threshold from the strictest."""
 
-    tpr: FloatArray
-    fpr: FloatArray
+    tpr: Floats
+    fpr: Floats
 
 
 def roc(ranking: Ranking, negative: Negative, positive: Positive = "correct") -> Roc:
-    """Give the false positive rate against the true positive rate; `positive="id"` with `"ood"` is OOD detection.
+    """The ROC curve of a ranking; `positive="id"` with the negative `"ood"` is OOD detection.
 
     Example:
         >>> import sirc
@@ -62,9 +61,9 @@ def roc(ranking: Ranking, negative: Negative, positive: Positive = "correct") ->
 
 @drawn
 def separation(evaluation: Evaluation, scores: Sequence[str], *, negative: str | None = None) -> Figure:
-    """Draw FPR against TPR of up to four scores: OOD|ID on the left; ID✗|ID✓ and OOD|ID✓ on the right; low is good.
+    """Draw FPR against TPR of up to four scores: OOD|ID on the left, ID✗|ID✓ and OOD|ID✓ on the right. Low is good.
 
-    Colours tell negatives apart, dashes tell scores apart; markers stand at FPR@95 (the evaluation's `recall`).
+    Colours stand for negatives, dashes for scores; markers are at FPR@95 (the evaluation's `recall`).
 
     Example:
         >>> import sirc
@@ -75,7 +74,7 @@ def separation(evaluation: Evaluation, scores: Sequence[str], *, negative: str |
     """
     wanted, at = as_names(scores), evaluation.recall
     if not 1 <= len(wanted) <= len(_DASHES):
-        raise ValueError(f"`scores` must be 1 to {len(_DASHES)} scores, to be told apart; got {len(wanted)}.")
+        raise ValueError(f"`scores` must be 1 to {len(_DASHES)} scores, one for each kind of dash; got {len(wanted)}.")
     negative = negative or evaluation._usual_negative
     rankings = {score: evaluation.ranking(score, negative) for score in wanted}
     positives: list[Positive] = [one for one in ("id", "correct") if fprs(rankings[wanted[0]], one, at)]
@@ -109,9 +108,9 @@ def risks(
     alpha: float | None = None,
     beta: float | None = None,
 ) -> Figure:
-    """Draw risk–coverage curves with the oracle's on the left, risk–recall with Risk@95 marked on the right.
+    """Draw risk–coverage curves with the oracle's on the left, and risk–recall curves with Risk@95 on the right.
 
-    The legend gives AURC and AURR (×10²) of each score. α and β are the evaluation's own unless given.
+    The legend has the AURC and AURR (×10²) of each score. α and β are the evaluation's own by default.
 
     Example:
         >>> import sirc
@@ -157,7 +156,7 @@ def risks(
 
 
 def _single(name: str, given: float | None, evaluated: Tensor) -> float:
-    """One α or β: the one given, else the evaluation's own where it has one, else ½."""
+    """One α or β: the given one, else the evaluation's own if it is single, else ½."""
     if given is not None:
         return check_fraction(name, given)
     return float(evaluated[0]) if len(evaluated) == 1 else 0.5
@@ -171,7 +170,7 @@ def sweep_table(
     values: ArrayLike = _GRID,
     other: float = 0.5,
 ) -> pd.DataFrame:
-    """Give mean and std over training runs of every metric along α or β, with the other one fixed.
+    """Mean and std over training runs of every metric along α or β, with the other one fixed.
 
     Example:
         >>> import sirc
@@ -202,9 +201,9 @@ def sweeps(
     values: ArrayLike = _GRID,
     other: float = 0.5,
 ) -> Figure:
-    """Draw a panel for each metric (rows) and each of All, Close and Far (columns), mean ± std over the runs.
+    """Draw mean ± std over the runs along α or β, with a row for each metric and columns for All, Close and Far.
 
-    `evaluations` are the training runs of one model; one alone has lines without a band. Values are ×10².
+    `evaluations` are the training runs of one model; a single one has no bands. Values are ×10².
 
     Example:
         >>> import sirc
@@ -248,7 +247,7 @@ def sweeps(
 def change_table(
     evaluations: Sequence[Evaluation], *, baseline: str = "msp", scores: Sequence[str] | None = None
 ) -> pd.DataFrame:
-    """Give `score, pair, mean, std, runs`: the change in FPR against the baseline, over training runs.
+    """The change in FPR against the baseline over training runs: `score, pair, mean, std, runs`.
 
     Example:
         >>> import sirc
@@ -272,11 +271,11 @@ def change_table(
 
 
 def _mean_fprs(evaluation: Evaluation, score: str) -> dict[str, float]:
-    """FPR at the evaluation's recall for ID✗|ID✓, OOD|ID✓ and OOD|ID, those of OOD as means over the sets."""
+    """FPR at the evaluation's recall for ID✗|ID✓, OOD|ID✓ and OOD|ID; for OOD the mean over the sets."""
     recall, rankings = evaluation.recall, [evaluation.ranking(score, name) for name in evaluation.ood or [WRONG]]
     each = [fprs(ranking, "correct", recall) | fprs(ranking, "id", recall) for ranking in rankings]
     of_ood = [pair for pair in each[0] if PAIRS[pair].negative == "ood"]
-    # That of ID✗ is the same with each set.
+    # For ID✗ it is the same with each set.
     return each[0] | {pair: sum(one[pair] for one in each) / len(each) for pair in of_ood}
 
 
@@ -284,9 +283,9 @@ def _mean_fprs(evaluation: Evaluation, score: str) -> dict[str, float]:
 def changes(
     models: Mapping[str, Sequence[Evaluation]], *, baseline: str = "msp", scores: Sequence[str] | None = None
 ) -> Figure:
-    """Draw a panel for each model (its training runs): bars of the change in %FPR@95 by score; left of 0 is better.
+    """Draw a panel for each model, with bars for the change in %FPR@95 of each score; left of 0 is better.
 
-    The mean over OOD sets, then over runs; whiskers are ± std over runs.
+    `models` has the runs of each model. Bars are means over OOD sets, then over runs; whiskers are ± std over runs.
 
     Example:
         >>> import sirc

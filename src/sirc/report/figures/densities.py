@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
+from sirc._utils.arrays import Floats
 from sirc._utils.text import percent
 from sirc.evaluation import Evaluation, parse_or_none
 from sirc.metrics import Positive, Ranking
 from sirc.report.figures.kernels import density, span
 from sirc.report.figures.pairs import fprs
-from sirc.report.figures.style import GROUPS, FloatArray, array, drawn, label_of, name_ood, new_figure
+from sirc.report.figures.style import GROUPS, array, drawn, label_of, name_ood, new_figure
 from sirc.report.names import metric_name
 from sirc.scores import ranks_by_gap
 
@@ -32,11 +33,11 @@ _SIDES: Final = (slice(None, _POINTS // 3), slice(-_POINTS // 3, None))
 
 @drawn
 def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: str | None = None) -> Figure:
-    """Draw the three groups' densities, one row for each score, one column for each of the two tasks.
+    """Draw the three groups' densities, with a row for each score and a column for each of the two tasks.
 
     Groups that the task should reject are hatched. The dashed line is the threshold that accepts 95% (the evaluation's
-    `recall`) of the task's positives, with the FPR there. Two scores, one above the other, show where one gains for
-    OOD detection and loses for SCOD. `negative` is an OOD set, a group, or `pooled`.
+    `recall`) of the task's positives; the FPR there is written beside it. Two scores show where one gains for OOD
+    detection and loses for SCOD. `negative` is an OOD set, a group, or `pooled`.
 
     Example:
         >>> import sirc
@@ -55,7 +56,7 @@ def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: 
         groups = dict(zip(GROUPS, map(array, samples), strict=True))
         weights = None if shares is None else array(shares)
         grid = np.linspace(*span(list(groups.values())), _POINTS)
-        # The least and greatest confidence stand for the bounds of the score; none if all are equal.
+        # The least and the greatest confidence serve as bounds of the score, unless all are equal.
         finite = np.concatenate([values[np.isfinite(values)] for values in groups.values()])
         several = len(finite) > 0 and finite.min() < finite.max()
         ends = (float(finite.min()), float(finite.max())) if several else (-np.inf, np.inf)
@@ -77,7 +78,7 @@ def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: 
 
 
 def _scale(score: str) -> str:
-    """The scale of a score's confidences, if these are not its plain values."""
+    """The scale of a score's confidences, if it is not that of its plain values."""
     spec = parse_or_none(score)
     if spec is None:
         return ""  # a score of the user's own
@@ -85,11 +86,11 @@ def _scale(score: str) -> str:
         return "\n(−log of its\nexpected cost)"
     if spec.name == "both":
         return "\n(logit of the\nleast ID quantile)"
-    # A bounded score is ranked by −log of its distance to the bound, so that confident samples never tie.
+    # Confidences of a bounded score are −log of the distance to its bound, so that confident samples never tie.
     return "\n(−log of distance\nto its maximum)" if spec.has_bounded_first or ranks_by_gap(spec) else ""
 
 
-def _draw(axes: Axes, task: str, grid: FloatArray, heights: dict[str, FloatArray]) -> None:
+def _draw(axes: Axes, task: str, grid: Floats, heights: dict[str, Floats]) -> None:
     from matplotlib.colors import to_rgba
 
     for name, height in heights.items():
@@ -110,7 +111,7 @@ def _draw(axes: Axes, task: str, grid: FloatArray, heights: dict[str, FloatArray
 
 
 def _mark(axes: Axes, task: str, ranking: Ranking, recall: float, *, side: Literal["left", "right"]) -> None:
-    """Mark the task's threshold, and write the share of each negative that it accepts on the side with more room."""
+    """Draw the task's threshold, and write the FPR of each negative at this side of the panel."""
     positive: Positive = "correct" if task == "SCOD" else "id"
     threshold = ranking._threshold_of(ranking._reaching(recall, positive))
     accepted = fprs(ranking, positive, recall)
@@ -136,15 +137,15 @@ def _header(axes: Axes, task: str, present: list[str]) -> None:
     from matplotlib.artist import Artist
     from matplotlib.offsetbox import AnchoredOffsetbox, HPacker, OffsetBox, TextArea
 
-    def words(text: str, **look: object) -> OffsetBox:
+    def bold(text: str, **look: object) -> OffsetBox:
         return TextArea(text, textprops={"fontsize": 8, "fontweight": "bold", **look})
 
     rejected, accepted = (
-        [words(f" {GROUPS[name].name} ", color=GROUPS[name].colour) for name in side if name in present]
+        [bold(f" {GROUPS[name].name} ", color=GROUPS[name].colour) for name in side if name in present]
         for side in TASKS[task]
     )
-    line = [words("  |  ", color="0.25", fontweight="normal")] if rejected else []
-    parts: list[Artist] = [words(f"{task}:  "), *rejected, *line, *accepted]
+    line = [bold("  |  ", color="0.25", fontweight="normal")] if rejected else []
+    parts: list[Artist] = [bold(f"{task}:  "), *rejected, *line, *accepted]
     box = AnchoredOffsetbox(
         loc="lower center",
         child=HPacker(children=parts, align="baseline", pad=0, sep=0),

@@ -1,4 +1,4 @@
-"""Kernel densities on even grids, from smoothed histograms: fast for any number of samples."""
+"""Kernel densities on even grids, as smoothed histograms, which are fast for any number of samples."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sirc.report.figures.style import FloatArray
+from sirc._utils.arrays import Floats
 
 Bounds = tuple[float, float]
 _FREE: Bounds = (-np.inf, np.inf)
-_NARROW = 0.02  # of the grid's length: the bandwidth of equal samples, which have no spread
+_NARROW = 0.02  # the bandwidth of equal samples, which have no spread, as a part of the grid's length
 
 
-def span(groups: Sequence[FloatArray], *, tail: float = 0.005, margin: float = 0.05) -> tuple[float, float]:
-    """A range that shows all of the groups but their outermost samples; infinite values are ignored."""
+def span(groups: Sequence[Floats], *, tail: float = 0.005, margin: float = 0.05) -> tuple[float, float]:
+    """A range for all groups, without their outermost samples; infinite values are ignored."""
     finite = [group[np.isfinite(group)] for group in groups]
     ends = [np.quantile(group, [tail, 1 - tail]) for group in finite if len(group)]
     if not ends:
@@ -26,8 +26,8 @@ def span(groups: Sequence[FloatArray], *, tail: float = 0.005, margin: float = 0
     return low - room, high + room
 
 
-def bandwidth(values: FloatArray, dimensions: int = 1) -> float:
-    """Silverman's rule with the smaller of the standard deviation and the interquartile range's; 0 if all are equal."""
+def bandwidth(values: Floats, dimensions: int = 1) -> float:
+    """Silverman's rule, with the smaller of the two estimates of spread; 0 if all values are equal."""
     if len(values) < 2:
         return 0.0
     deviation = float(values.std(ddof=1))
@@ -36,12 +36,10 @@ def bandwidth(values: FloatArray, dimensions: int = 1) -> float:
     return float((4 / (dimensions + 2)) ** (1 / (dimensions + 4)) * spread * len(values) ** (-1 / (dimensions + 4)))
 
 
-def density(
-    values: FloatArray, grid: FloatArray, weights: FloatArray | None = None, *, bounds: Bounds = _FREE
-) -> FloatArray:
-    """The Gaussian kernel density of samples at the points of an even grid; zero where there are no samples.
+def density(values: Floats, grid: Floats, weights: Floats | None = None, *, bounds: Bounds = _FREE) -> Floats:
+    """The Gaussian kernel density of samples at the points of an even grid; zero without samples.
 
-    Kernels are reflected at the bounds, as no sample can lie beyond them. Samples outside the grid still count.
+    Kernels are reflected at the bounds, beyond which no sample can lie. Samples outside the grid still count.
     """
     if not len(values):
         return np.zeros(len(grid))
@@ -53,9 +51,7 @@ def density(
     return _smooth(counts, [width / step], _bins(edges, bounds)) / (float(mass.sum()) * step)
 
 
-def density_2d(
-    x: FloatArray, y: FloatArray, grid_x: FloatArray, grid_y: FloatArray, *, bounds: Bounds = _FREE
-) -> FloatArray:
+def density_2d(x: Floats, y: Floats, grid_x: Floats, grid_y: Floats, *, bounds: Bounds = _FREE) -> Floats:
     """The same in two dimensions, (y, x), with one bandwidth for each axis, and bounds on x."""
     finite = np.isfinite(x) & np.isfinite(y)
     if not finite.any():
@@ -66,8 +62,8 @@ def density_2d(
     return _smooth(counts, widths, _bins(edges_x, bounds)) / (len(x) * step_x * step_y)
 
 
-def mass_levels(field: FloatArray, shares: Sequence[float]) -> list[float]:
-    """The heights whose contours enclose these shares of a density, ascending and distinct."""
+def mass_levels(field: Floats, shares: Sequence[float]) -> list[float]:
+    """The heights of contours that enclose these shares of a density, ascending and distinct."""
     ordered = np.sort(field, axis=None)[::-1]
     total = ordered.cumsum()
     if not len(total) or total[-1] <= 0:
@@ -77,20 +73,20 @@ def mass_levels(field: FloatArray, shares: Sequence[float]) -> list[float]:
     return sorted({float(level) for level in levels if 0 < level < ordered[0]})
 
 
-def _edges(grid: FloatArray) -> tuple[FloatArray, float]:
-    """The edges of the bins whose centres are the points of a grid, and their width."""
+def _edges(grid: Floats) -> tuple[Floats, float]:
+    """The edges and the width of bins centred on the points of a grid."""
     step = float(grid[1] - grid[0])
     return np.append(grid - step / 2, grid[-1] + step / 2), step
 
 
-def _bins(edges: FloatArray, bounds: Bounds) -> slice:
+def _bins(edges: Floats, bounds: Bounds) -> slice:
     """The bins within the bounds."""
     low, high = np.searchsorted(edges, bounds, side="right")
     return slice(max(int(low) - 1, 0), int(high))
 
 
-def _smooth(counts: FloatArray, widths: Sequence[float], inside: slice) -> FloatArray:
-    """Smooth by a Gaussian of these widths in bins, at least half a bin, reflected at the ends of the last axis."""
+def _smooth(counts: Floats, widths: Sequence[float], inside: slice) -> Floats:
+    """Smooth by a Gaussian of these widths, at least half a bin, reflected at the bounds of the last axis."""
     from scipy.ndimage import gaussian_filter
 
     smoothed = np.zeros_like(counts)

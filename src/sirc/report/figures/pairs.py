@@ -1,4 +1,4 @@
-"""Pairs of negatives and positives whose FPR figures show: ID✗|ID✓ and OOD|ID✓ of SCOD, OOD|ID of OOD detection."""
+"""The pairs whose FPR figures show: ID✗|ID✓ and OOD|ID✓ for SCOD, OOD|ID for OOD detection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAIRS: Final = {
 
 
 def fprs(ranking: Ranking, positive: Positive, recall: float) -> dict[str, float]:
-    """By pair with these positives, the share of its negatives that is accepted at a recall, if it has any."""
+    """The FPR at a recall of each pair with these positives that has negatives."""
     sizes = {"wrong": ranking.num_wrong, "ood": ranking.num_ood}
     return {
         name: ranking.fpr(pair.negative, recall=recall, positive=positive)

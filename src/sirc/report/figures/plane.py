@@ -1,4 +1,4 @@
-"""Figures of the (S1, S2) plane: the S1 and S2 that SIRC combines, by group, over the contours of combinations."""
+"""Figures of the (S1, S2) plane: densities of the groups over the decision contours of combinations."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Final, final
 import numpy as np
 from torch import Tensor
 
+from sirc._utils.arrays import Floats
 from sirc.evaluation import parse_or_none
 from sirc.outputs import Outputs, OutputStore
 from sirc.report.figures.kernels import density_2d, mass_levels, span
-from sirc.report.figures.style import GROUPS, FloatArray, array, drawn, label_of, literal, name_ood, new_figure
+from sirc.report.figures.style import GROUPS, array, drawn, label_of, literal, name_ood, new_figure
 from sirc.report.names import score_name
 from sirc.scores import Evaluator, Scorer, functional, parse
 
@@ -20,20 +21,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Rule = Callable[[FloatArray, FloatArray], FloatArray]
+Rule = Callable[[Floats, Floats], Floats]
 
 _POINTS = 140
-_SHARES: Final = (0.4, 0.8)  # of a group, inside its contours
-_STEPS: Final = (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)  # of the samples, below each decision contour
+_SHARES: Final = (0.4, 0.8)  # of a group inside each of its contours
+_STEPS: Final = (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)  # the share of samples below each decision contour
 
 
 @final
 @dataclass(frozen=True)
 class Plane:
-    """The three groups on the (S1, S2) plane, each a (2, n) array, S1's upper bound, and SIRC's a and b.
+    """The three groups on the (S1, S2) plane, each a (2, n) array; S1's upper bound; SIRC's a and b.
 
-    SIRC uses S1max − S1. Where that does not follow from the plain value of S1, as for `margin`, S1 is
-    1 − (S1max − S1) here and its name, `first`, ends in "bounded".
+    SIRC uses S1max − S1. If that does not follow from the plain value of S1, as for `margin`, S1 is 1 − (S1max − S1)
+    here and its name, `first`, ends in "bounded".
 
     Example:
         >>> import numpy as np
@@ -46,14 +47,14 @@ class Plane:
 
     first: str
     second: str
-    groups: Mapping[str, FloatArray]
+    groups: Mapping[str, Floats]
     s1_max: float
     a: float
     b: float
 
     @classmethod
     def of(cls, scorer: Scorer, spec: str, test: Outputs | OutputStore, ood: Outputs | OutputStore) -> Plane:
-        """Compute the plane of a SIRC pair of a fitted scorer, from labelled test outputs and an OOD set's."""
+        """The plane of a SIRC pair of a fitted scorer, from labelled test outputs and those of an OOD set."""
         return planes(scorer, [spec], test, ood)[spec]
 
     @property
@@ -64,7 +65,7 @@ class Plane:
 
 
 def is_pair(spec: str) -> bool:
-    """Tell if a score is SIRC with one S2, which a plane can show."""
+    """Whether a score is SIRC with one S2, which a plane can show."""
     parsed = parse_or_none(spec)
     return parsed is not None and parsed.name == "sirc" and len(parsed.args) == 2
 
@@ -72,7 +73,7 @@ def is_pair(spec: str) -> bool:
 def planes(
     scorer: Scorer, specs: Sequence[str], test: Outputs | OutputStore, ood: Outputs | OutputStore
 ) -> dict[str, Plane]:
-    """Give the planes of several pairs; outputs are read once for all of them."""
+    """The planes of several pairs, for which the outputs are read only once."""
     if unfit := [spec for spec in specs if not is_pair(spec)]:
         raise ValueError(f"`spec` must be sirc with one S2, such as `sirc(msp, l1)`; got `{unfit[0]}`.")
     chosen, parsed = scorer.only(specs), {spec: parse(spec) for spec in specs}
@@ -89,7 +90,7 @@ def planes(
         )
         gap = np.exp(log_gap)
         first, second = map(str, parsed[spec].args)
-        bound = float(np.max(s1 + gap))  # S1 + (S1max − S1) is S1max in any row, but for rounding
+        bound = float(np.max(s1 + gap))  # in every row S1 + (S1max − S1) is S1max, up to rounding
         if not np.allclose(s1, bound - gap, rtol=1e-6, atol=1e-6):
             first, s1, bound = f"{score_name(first)}, bounded", 1 - gap, 1.0
         inside, outside = np.split(np.stack([s1, s2]), [len(correct)], axis=1)
@@ -100,9 +101,9 @@ def planes(
 
 
 def plane_rules(plane: Plane, *, c: float | None = None) -> dict[str, Rule]:
-    """Give the combinations as functions of S1 and S2: S1 + c·S2, S1·S2, SIRC, and SIRC with lower a and higher b.
+    """Combinations as functions of S1 and S2: S1 + c·S2, S1·S2, SIRC, and SIRC with lower a and higher b.
 
-    By default c gives both terms the same spread over ID data. The other SIRC has a lower by 2/b and b doubled.
+    By default c gives both terms the same spread over ID data. The second SIRC has a lowered by 2/b, and b doubled.
 
     Example:
         >>> import numpy as np
@@ -127,10 +128,10 @@ def plane_rules(plane: Plane, *, c: float | None = None) -> dict[str, Rule]:
 
 @drawn
 def plane(values: Plane, *, c: float | None = None, title: str = "") -> Figure:
-    """Draw four panels, one for each combination: contours of the groups' densities over its decision contours.
+    """Draw a panel for each of four combinations: contours of the groups' densities over its decision contours.
 
-    Lighter is a higher combined score. Each band between decision contours holds the same share of the samples.
-    `title` names the OOD set.
+    A lighter grey is a higher combined score. Between neighbouring decision contours lie equal shares of the samples.
+    `title` is the name of the OOD set.
 
     Example:
         >>> import numpy as np
@@ -155,7 +156,7 @@ def plane(values: Plane, *, c: float | None = None, title: str = "") -> Figure:
 
 @drawn
 def plane_grid(planes: Mapping[str, Mapping[str, Plane]], *, title: str = "") -> Figure:
-    """Draw SIRC pairs (rows) against models (columns), `{model: {pair: Plane}}`, with SIRC's decision contours.
+    """Draw SIRC pairs (rows) by models (columns), `{model: {pair: Plane}}`, with SIRC's decision contours.
 
     Example:
         >>> import numpy as np
@@ -186,8 +187,8 @@ def plane_grid(planes: Mapping[str, Mapping[str, Plane]], *, title: str = "") ->
     return figure
 
 
-def _draw(axes: Axes, plane: Plane, rule: Rule, grid: tuple[FloatArray, FloatArray]) -> None:
-    """Draw one panel: the decision contours of a rule below, the groups' density contours above."""
+def _draw(axes: Axes, plane: Plane, rule: Rule, grid: tuple[Floats, Floats]) -> None:
+    """Draw the groups' density contours over the decision contours of a rule."""
     x, y = grid
     s1, s2 = np.meshgrid(x, y)
     field = rule(s1.ravel(), s2.ravel()).reshape(s1.shape)
@@ -210,7 +211,7 @@ def _draw(axes: Axes, plane: Plane, rule: Rule, grid: tuple[FloatArray, FloatArr
     axes.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
 
 
-def _grid(plane: Plane) -> tuple[FloatArray, FloatArray]:
+def _grid(plane: Plane) -> tuple[Floats, Floats]:
     groups = [group for group in plane.groups.values() if group.size]
     low, high = span([group[0] for group in groups], tail=0.01)
     bottom, top = span([group[1] for group in groups], tail=0.01, margin=0.12)

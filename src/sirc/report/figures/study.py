@@ -1,4 +1,4 @@
-"""Figures of a study: all that its runs allow, drawn and saved as files."""
+"""All figures that the runs of a study allow, drawn and saved."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Plan = tuple[str, Callable[[], "Figure"]]
 """The name of a figure and the function that draws it."""
 
 FORMATS: Final = ("pdf", "svg", "png")
-# Dates and versions would make two equal figures differ.
+# Without dates and versions, equal figures have equal bytes.
 _METADATA: Final[dict[str, dict[str, Any]]] = {
     "pdf": {"CreationDate": None, "Creator": "sirc", "Producer": None},
     "svg": {"Date": None, "Creator": "sirc"},
@@ -52,9 +52,9 @@ def figures(
     images: Mapping[str, ImageSet] | None = None,
     progress: Progress = SILENT,
 ) -> list[Path]:
-    """Draw every figure that these runs allow into a folder, and give the paths of the files.
+    """Draw every figure that these runs allow into a folder, and return the paths of the files.
 
-    Runs of one model are its training runs: sweeps and changes are means over them, the others show the first.
+    Sweeps and changes are means over all runs of a model; other figures show its first run.
 
     Example:
         >>> import tempfile, sirc
@@ -87,7 +87,7 @@ def figures(
 
 
 def save(figure: Figure, stem: PathLike, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write `stem.pdf`, `stem.svg` and `stem.png`, or those asked for; text stays text. Equal figures, equal bytes.
+    """Write `stem.pdf`, `stem.svg` and `stem.png`, or only some; text stays text, and equal figures have equal bytes.
 
     Example:
         >>> import tempfile
@@ -100,10 +100,10 @@ def save(figure: Figure, stem: PathLike, formats: Sequence[str] = FORMATS) -> li
     wanted = _check_formats(formats)
     paths = [Path(f"{Path(stem)}.{name}") for name in wanted]  # with_suffix would cut "resnet-1.5"
     with drawing(), warnings.catch_warnings():
-        # A dataset's name may need letters that the font lacks; the figure has boxes there.
+        # A dataset's name may have letters that the font lacks, which become boxes.
         warnings.filterwarnings("ignore", message=r"(?s).*[Gg]lyph .* missing from")
         engine = figure.get_layout_engine()
-        figure.draw_without_rendering()  # laid out once for all formats: it takes as long as drawing
+        figure.draw_without_rendering()  # lay out once for all formats, as it takes as long as drawing
         figure.set_layout_engine("none")
         try:
             for path, name in zip(paths, wanted, strict=True):
@@ -114,7 +114,7 @@ def save(figure: Figure, stem: PathLike, formats: Sequence[str] = FORMATS) -> li
 
 
 def compared(evaluation: Evaluation) -> list[str]:
-    """The scores whose curves are drawn: MSP, Energy, ViM and SIRC if evaluated, else the first ones."""
+    """The scores for curves: MSP, Energy, ViM and SIRC if evaluated, else the first ones."""
     usual = [score for score in _COMPARED if score in evaluation.scores]
     others = [score for score in evaluation.scores if score not in usual]
     return usual + others[: max(0, 2 - len(usual))] if usual else others[:_MOST]
@@ -192,7 +192,7 @@ def _grid_sets(run: ScoredRun) -> list[str]:
 
 
 def _endings(names: Sequence[str], *, always: bool = False) -> list[str]:
-    """Distinct endings of file names: "-resnet-50"; nothing if there is only one name."""
+    """A distinct ending of a file name for each name, such as "-resnet-50"; empty for a single name."""
     if len(names) == 1 and not always:
         return [""]
     endings: list[str] = []
@@ -206,7 +206,7 @@ def _endings(names: Sequence[str], *, always: bool = False) -> list[str]:
 
 
 def _check_formats(formats: Sequence[str]) -> tuple[str, ...]:
-    """Require formats among pdf, svg and png, each once, in the order given."""
+    """Require formats among pdf, svg and png, and drop duplicates."""
     wanted = tuple(dict.fromkeys([formats] if isinstance(formats, str) else formats))
     if not wanted or any(name not in FORMATS for name in wanted):
         raise ValueError(f"`formats` must be among {', '.join(FORMATS)}, at least one; got {list(wanted)}.")
@@ -215,7 +215,7 @@ def _check_formats(formats: Sequence[str]) -> tuple[str, ...]:
 
 @drawn
 def sample_images(images: Mapping[str, ImageSet], *, count: int = 8, seed: int = 0) -> Figure:
-    """Draw a row of images for each dataset, under the name it has here, with its size.
+    """Draw a row of images for each dataset, with its name and size.
 
     Example:
         >>> from sirc.report.figures import sample_images
@@ -250,7 +250,7 @@ def sample_images(images: Mapping[str, ImageSet], *, count: int = 8, seed: int =
 
 
 def _square(image: Image) -> np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]:
-    """The central square of an image, no larger than a figure shows."""
+    """The central square of an image, in the size that a figure needs."""
     width, height = image.size
     side = min(width, height)
     left, top = (width - side) // 2, (height - side) // 2

@@ -1,4 +1,4 @@
-"""Style of all figures: a palette safe for colour blindness and grey print, typography, literal text."""
+"""Style of all figures: fonts, literal text, and looks safe for colour blindness and grey print."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, final
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
+from sirc._utils.arrays import Floats
 from sirc._utils.imports import needing
 from sirc._utils.text import shorten
 from sirc.evaluation import POOLED, WRONG
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FloatArray = npt.NDArray[np.float64]
 Options = ParamSpec("Options")
 WIDTH: Final = 7.0  # inches: a page's text
 _LONGEST = 40
 _SETTINGS = Path(__file__).with_name("house.mplstyle")
-_DRAWING = threading.RLock()  # matplotlib's settings are global: one figure at a time
+_DRAWING = threading.RLock()  # matplotlib's settings are global, so figures are drawn one at a time
 
 Dash = str | tuple[int, tuple[float, ...]]
 _SOLID, _DASHED, _DOTTED, _MIXED, _LONG = "-", (0, (4.5, 1.6)), (0, (1, 1.3)), (0, (5, 1.4, 1, 1.4)), (0, (8, 2))
@@ -42,7 +41,7 @@ _MARKERS: Final = "osD^vP*X<>p"
 @final
 @dataclass(frozen=True)
 class Look:
-    """Appearance of one score or group in all figures: colour, and in grey print dashes, marker or hatch.
+    """The look of a score or group in all figures: a colour, and for grey print dashes, a marker or a hatch.
 
     Example:
         >>> from sirc.report.figures import Look
@@ -62,7 +61,7 @@ class Look:
         return {"color": self.colour, "linestyle": self.dash}
 
 
-# Okabe and Ito's colours, used for the three groups only.
+# Okabe and Ito's colours, for the three groups only.
 GROUPS: Final = {
     "correct": Look("#0072B2", _SOLID, "o", name="ID✓"),
     "wrong": Look("#D55E00", _DASHED, "X", "////", "ID✗"),
@@ -74,7 +73,7 @@ def _looks(colours: Sequence[str], dashes: Sequence[Dash], markers: str) -> tupl
     return tuple(map(Look, colours, dashes, markers))
 
 
-# Tol's muted colours, one for each family. Its scores take these looks in the order in which they are registered.
+# Tol's muted colours, one for each family. The scores of a family get its looks in the order of the registry.
 _BLACK, _DARK, _GREY = "#000000", "#555555", "#7F7F7F"
 _FAMILIES: Final = {
     "softmax": _looks(
@@ -105,9 +104,9 @@ _OTHERS: Final = ("#661100", "#AA4499", "#44AA99", "#999933", "#DDAA33", "#33228
 
 
 def method_look(score: str) -> Look:
-    """Give the look of a score, the same in every figure.
+    """The look of a score, the same in every figure.
 
-    A known score has the colour of its family; any other text, such as a score with options, a look computed from it.
+    A known score has the colour of its family; other text, such as a score with options, a look computed from it.
 
     Example:
         >>> from sirc.report.figures import method_look
@@ -133,24 +132,24 @@ def _lighter(colour: str, times: int) -> str:
 
 
 def literal(text: str, longest: int = _LONGEST) -> str:
-    """Make any text fit for one line of a figure."""
+    """Clean and shorten a text for one line of a figure."""
     plain = re.sub("[\ufffe\uffff]", "�", escape(str(text), "text")).strip()  # SVG cannot hold these two
     return shorten(plain, longest)
 
 
 def label_of(score: str) -> str:
-    """The name of a score, fit for a legend."""
+    """The name of a score for a legend."""
     return literal(score_name(score))
 
 
-def array(values: Tensor) -> FloatArray:
-    """A tensor from any device as float64 for matplotlib."""
+def array(values: Tensor) -> Floats:
+    """A tensor on any device as a float64 array."""
     return np.asarray(values.detach().cpu().double().numpy())
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Draw in the house style; the user's own settings are restored afterwards."""
+    """Use the house style inside; the user's own settings return afterwards."""
     with needing("drawing", "matplotlib", "plots"):
         import matplotlib
     with _DRAWING, matplotlib.rc_context():
@@ -162,7 +161,7 @@ def drawing() -> Iterator[None]:
 def new_figure(
     rows: int, columns: int, *, width: float = WIDTH, height: float, pad: float = 0.04, **options: Any
 ) -> tuple[Figure, list[list[Axes]]]:
-    """Make an empty figure and its rows of axes; pyplot does not know it, so nothing has to be closed."""
+    """An empty figure and its rows of axes. Pyplot does not know it, so it need not be closed."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -172,7 +171,7 @@ def new_figure(
 
 
 def drawn(draw: Callable[Options, Figure]) -> Callable[Options, Figure]:
-    """Make a function draw in the house style, with all text shown literally, never as mathematics or TeX."""
+    """Decorate a function that draws: house style, and all text shown literally, never as mathematics or TeX."""
 
     @wraps(draw)
     def styled(*arguments: Options.args, **options: Options.kwargs) -> Figure:
@@ -190,13 +189,13 @@ def drawn(draw: Callable[Options, Figure]) -> Callable[Options, Figure]:
 
 
 def name_ood(figure: Figure, name: str) -> None:
-    """Write the name of the OOD data above the figure, unless it is all of it or there is none."""
+    """Write the name of an OOD set or group above the figure, but nothing for pooled or absent OOD data."""
     if name not in (POOLED, WRONG, ""):
         figure.suptitle(f"OOD: {literal(name)}")
 
 
 def side_legend(figure: Figure, axes: Axes, *, columns: int, title: str = "", above: bool = False) -> None:
-    """One legend for all panels, below or above them, with the entries of one panel."""
+    """Draw the legend of one panel below or above all of them."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(

@@ -1,4 +1,4 @@
-"""The page: one HTML file in which α, β, the recall and the mix of OOD sets can be dragged, exact at every setting."""
+"""The page: one HTML file that follows α, β, the recall and the mix of OOD sets as they are dragged."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import html
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Final, final
+from typing import Final, NamedTuple
 
 from sirc._utils.checks import check_type
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
@@ -22,7 +21,7 @@ from sirc.report.protocols import Run
 
 __all__ = ["Run", "report"]
 
-# Each after those that it needs.
+# Each comes after the modules that it imports.
 MODULES: Final = (
     "data.js", "mixture.js", "noise.js", "seeds.js", "state.js", "scene.js", "words.js", "dom.js", "controls.js",
     "tables.js", "plots.js", "curves.js", "sweeps.js", "map.js", "main.js",
@@ -39,11 +38,11 @@ def report(
     overwrite: bool = False,
     progress: Progress = SILENT,
 ) -> Path:
-    """Write the page of an evaluation, or of all runs of one or several models, and give its path.
+    """Write the page of an evaluation, or of all runs of one or several models, and return its path.
 
-    The page is one file that opens from disk. It holds, for each score, how many of ID✓, ID✗ and each OOD set are
-    accepted at up to 512 thresholds: at those, risk, coverage and shares are exact for every α, β and mix of OOD sets,
-    and areas are within 0.5% of `sirc.Ranking`'s. `notes` are lines under the title.
+    The page is one file that opens from disk. For each score it has the numbers of ID✓, ID✗ and each OOD set accepted
+    at up to 512 thresholds. Risk, coverage and shares are exact there for every α, β and mix of OOD sets; areas are
+    within 0.5% of `sirc.Ranking`'s. `notes` are lines under the title.
 
     Example:
         >>> import tempfile, sirc
@@ -70,10 +69,8 @@ def report(
     return Path(path)
 
 
-@final
-@dataclass(frozen=True)
-class _Single:
-    """An evaluation on its own."""
+class _Single(NamedTuple):
+    """An evaluation as the only run of a model without a name."""
 
     evaluation: Evaluation
     model: str = ""
@@ -81,7 +78,7 @@ class _Single:
 
 
 def _page(content: Mapping[str, object]) -> str:
-    """Fill the page's template. Its policy lets it run its own scripts alone, and load nothing."""
+    """Fill the page's template. Its content security policy allows only its own scripts, and no loading."""
     script, library = _script(), _read(PLOTLY)
     policy = (
         f"default-src 'none'; script-src {_hash(library)} {_hash(script)}; style-src 'unsafe-inline'; "
@@ -99,13 +96,13 @@ def _page(content: Mapping[str, object]) -> str:
 
 
 def _json(content: object) -> str:
-    """Write JSON that is inert inside HTML: no text in it can end the element that holds it."""
+    """Write JSON that is safe inside HTML: no text in it can close the element around it."""
     text = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _script() -> str:
-    """Join the modules: in one script they see each other's names without importing them."""
+    """Join the modules into one script, without their imports and exports."""
     joined = "\n".join(_read(name) for name in MODULES)
     joined = re.sub(r"^import\b[^;]*;\n", "", joined, flags=re.MULTILINE)
     return re.sub(r"^export (?=const|function|class|async|let)", "", joined, flags=re.MULTILINE)
@@ -116,5 +113,5 @@ def _read(name: str) -> str:
 
 
 def _hash(script: str) -> str:
-    """Name a script in the page's policy, so that the browser runs this one and no other."""
+    """The hash of a script for the page's policy: the browser runs no script without one."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

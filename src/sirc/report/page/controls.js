@@ -1,11 +1,11 @@
-// The controls: each changes a part of the setting, and shows the setting whatever changed it.
+// The controls: each shows a part of the setting, and changes it.
 
 import { byId, el, setText, swatch } from "./dom.js";
 import { mean, ranked } from "./seeds.js";
 import { defaultWeights, fixedMetrics, isShown, nearestLevel, oodShares, scaled, startState, toFragment } from "./state.js";
 import { EXPLANATIONS, metricName, neat, percent, rounded } from "./words.js";
 
-/** Make the controls. `change(part)` changes a part of the setting; `scene()` gives what is shown. */
+/** Make the controls. `change(part)` changes a part of the setting; `scene()` returns the current scene. */
 export function makeControls(data, change, scene) {
   dial("alpha", (value) => change({ alpha: value }));
   dial("beta", (value) => change({ beta: value }));
@@ -17,7 +17,7 @@ export function makeControls(data, change, scene) {
   byId("model-field").hidden = data.models.length < 2;
   byId("model").addEventListener("change", (event) => {
     const model = Number(event.target.value);
-    // The reader's own weights hold only for the sets they were made for.
+    // The reader's own weights are for the sets of one model.
     const alike = data.models[model].sets.join("\n") === scene().model.sets.join("\n");
     change({ model, ...(alike ? {} : { mix: "all" }) });
   });
@@ -55,7 +55,7 @@ export function makeControls(data, change, scene) {
   };
 }
 
-/** Write the setting into the controls, but not into a field in which someone is typing. */
+/** Show the setting in the controls, except in a field in which someone is typing. */
 function showSetting(data, model, state) {
   const recall = data.levels[state.level];
   setValue("alpha", state.alpha);
@@ -108,7 +108,7 @@ function number(id, most, use) {
     const value = field.value.trim() === "" ? NaN : Number(field.value);
     if (value >= 0 && value <= most) use(value);
   });
-  // On leaving, the field shows the setting: what was typed may be out of range, or between two recalls.
+  // A field that is left shows the setting again: what was typed may be out of range, or between two recalls.
   field.addEventListener("blur", () => requestAnimationFrame(() => field.dispatchEvent(new CustomEvent("settle", { bubbles: true }))));
 }
 
@@ -168,14 +168,14 @@ async function copyLink(data, state) {
   const link = `${location.href.split("#")[0]}#${toFragment(data, state)}`;
   try {
     await navigator.clipboard.writeText(link);
-    setText(byId("told"), "copied");
+    setText(byId("link-note"), "copied");
   } catch {
-    setText(byId("told"), "the link is in the address bar");
+    setText(byId("link-note"), "the link is in the address bar");
   }
-  setTimeout(() => setText(byId("told"), ""), 3000);
+  setTimeout(() => setText(byId("link-note"), ""), 3000);
 }
 
-/** Explanations behind the question marks. */
+/** Show an explanation for each question mark. */
 function explain() {
   const note = byId("explanation");
   for (const button of document.querySelectorAll("button.why")) {

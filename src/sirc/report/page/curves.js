@@ -10,7 +10,7 @@ const STEPS = Array.from({ length: 161 }, (_, i) => i / 160);
 export function drawRecall(scene) {
   const { levels } = scene.data;
   const { alpha, beta } = scene.state;
-  const reached = scene.keep("reached", scene.mixKey, () =>
+  const reached = scene.cached("reached", scene.mixKey, () =>
     scene.paths.map((paths) => paths.map((path) => levels.map((level) => reaching(path, level)))));
   const risks = new Map(scene.shown.map((index) => [index, together(scene.paths[index].map((path, run) =>
     reached[index][run].map((at) => pointAt(path, at, alpha, beta).risk)))]));
@@ -67,7 +67,7 @@ function curveOf(path, alpha, beta) {
   return { x, y };
 }
 
-/** The risk at even coverages, so that runs can be averaged; null before the first. */
+/** The risk at even coverages, to average runs; null below the first. */
 function resampled({ x, y }) {
   let at = 0;
   return STEPS.map((step) => {
@@ -78,7 +78,7 @@ function resampled({ x, y }) {
   });
 }
 
-/** At each place the values of all runs; null where a run has none. */
+/** The values of all runs at each place; null if a run has none. */
 function together(runs) {
   return runs[0].map((_, i) => (runs.some((run) => run[i] === null) ? null : runs.map((run) => run[i])));
 }

@@ -1,6 +1,6 @@
-// The data of the page, unpacked: for each run and score, the accepted share of every group at its thresholds.
+// The unpacked data of the page: for each run and score, the accepted share of each group at its thresholds.
 
-/** Read the page's data. Point 0 of every array is the one where nothing is accepted. */
+/** Read the page's data. At point 0 of every array nothing is accepted. */
 export function readData(element) {
   const data = JSON.parse(element.textContent);
   for (const model of data.models) {
@@ -24,7 +24,7 @@ function unpack(packed, sizes, most) {
   return { length, thresholds, ranks, shares, areas, places: packed.firsts ? placesOf(packed.firsts, sizes, most) : [] };
 }
 
-/** By group, the points at which some of its inputs are first accepted. */
+/** The points at which some inputs of each group are first accepted. */
 function placesOf(firsts, sizes, most) {
   const points = new Uint16Array(bytes(firsts).buffer);
   let begin = 0;
@@ -39,8 +39,8 @@ function placesOf(firsts, sizes, most) {
 /**
  * The weight of each point in ∫ f d(share), so that the area is Σ weight·f.
  *
- * Between two points f rises in as many equal steps as there are samples that make the share grow, each step holding
- * its last value: with one such sample this is the step rule, with many the trapezoid.
+ * Between two points, f rises in equal steps, one for each sample that makes the share grow, and each step has its last
+ * value. With one such sample this is the step rule, with many the trapezoid.
  */
 function nodeWeights(share, count, ranks) {
   const weights = new Float64Array(share.length);
@@ -61,7 +61,7 @@ function bytes(text) {
   return array;
 }
 
-/** Rows of growing counts from their growth, seven bits to a byte, the lowest first. */
+/** Rows of counts from their increments, which have seven bits in each byte, the lowest first. */
 function varints(source, rows, length) {
   let at = 0;
   const next = () => {

@@ -1,4 +1,4 @@
-// Building blocks: elements whose text is never parsed as HTML, the swatch of a score, colours.
+// Building blocks: elements whose text is never parsed as HTML, the swatches of scores, colours.
 
 /** Make an element. Attributes are set as such, children that are strings become text: nothing is parsed as HTML. */
 export function el(tag, attributes = {}, ...children) {
@@ -20,7 +20,7 @@ export function withCode(text) {
   return text.split(/`([^`]+)`/).map((piece, i) => (i % 2 ? el("code", {}, piece) : piece));
 }
 
-/** Set the text of an element, only if it differs: most cells stay as they are while a slider is dragged. */
+/** Set the text of an element if it differs: most cells keep theirs while a slider is dragged. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -67,14 +67,14 @@ export function swatch(score) {
   return svg;
 }
 
-/** A colour made light enough for a dark background, where it is not. */
+/** A colour, lightened until it is readable on a dark background. */
 export function readable(colour) {
   let rgb = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
   while (luminance(rgb) < 0.19) rgb = rgb.map((part) => Math.round(part + (255 - part) * 0.15));
   return toHex(rgb);
 }
 
-/** A colour thinned towards another. */
+/** A colour mixed with another. */
 export function blend(colour, other, share) {
   const [one, two] = [colour, other].map((text) => [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16)));
   return toHex(one.map((part, i) => Math.round(part * share + two[i] * (1 - share))));

@@ -1,4 +1,4 @@
-"""Thresholds of a page: few enough for a small file, placed so that areas stay within 0.5%."""
+"""Thresholds of a page: few, for a small file, but so placed that areas are within 0.5%."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ Counts = npt.NDArray[np.int32] | Ints
 
 POINTS: Final = 512
 LEVELS: Final = tuple(i / 100 for i in range(1, 90)) + tuple(i / 1000 for i in range(900, 1001))
-_ALPHAS: Final = (0.001, 0.01, 0.3, 0.99, 0.999)  # at which areas must come out right; between them they then do too
-_AT_ONCE = 8  # intervals, the worst, that are halved before errors are computed again
-_LOOKED_AT = 4000  # thresholds, about, among which the points are chosen
+_ALPHAS: Final = (0.001, 0.01, 0.3, 0.99, 0.999)  # where areas are compared; between these they are right too
+_AT_ONCE = 8  # how many of the worst intervals are halved before errors are computed again
+_CANDIDATES = 4000  # thresholds, about, among which the points are chosen
 
 
 @final
 @dataclass(frozen=True)
 class Grid:
-    """Some thresholds of one score, the strictest first, and what each of them accepts."""
+    """Some thresholds of one score, the strictest first, and how many inputs each accepts."""
 
     thresholds: Floats
     ranks: Ints
-    """How many different thresholds are at least as strict; consecutive ones have nothing between them."""
+    """The number of different thresholds that are at least as strict: consecutive ranks have none between them."""
     counts: Ints
-    """(group, threshold): how many of ID✓, ID✗ and each OOD set have at least that score."""
+    """(group, threshold): how many of ID✓, ID✗ and each OOD set reach the threshold."""
     least_points: Ints
-    """The least number of points for which each threshold is kept."""
+    """The smallest size of grid that still has each threshold."""
 
     def fewer(self, points: int) -> Grid:
-        """Give what `make_grid` makes for fewer points; the levels stay."""
+        """The grid that `make_grid` makes for fewer points."""
         if len(self.ranks) <= points:
             return self
         kept = self.least_points <= points
@@ -43,22 +43,22 @@ class Grid:
 
 
 def make_grid(groups: Sequence[Floats], levels: Sequence[float] = LEVELS, points: int = POINTS) -> Grid:
-    """Pick at most `points` of a score's thresholds, all of them if they are so few.
+    """Pick at most `points` of a score's thresholds, or all of them if there are no more.
 
-    `groups` holds the scores of ID✓, ID✗ and each OOD set. The grid always has, for each recall in `levels`, the
-    highest threshold that reaches it; the strictest threshold of all; and the one that accepts everything.
+    `groups` holds the confidences of ID✓, ID✗ and each OOD set. The grid always has the strictest threshold, the one
+    that accepts everything, and for each recall in `levels` the highest threshold that reaches it.
     """
     thresholds, counts = _accepted(groups)
     chosen, least_points = _refined(counts, _placed(counts, levels, points), points)
     if len(thresholds) <= points:
-        every = np.full(len(thresholds), points)  # those that make no area more exact are dropped first
+        every = np.full(len(thresholds), points)  # thresholds that improve no area are dropped first
         every[chosen] = least_points
         chosen, least_points = np.arange(len(thresholds)), every
     return Grid(thresholds[chosen], chosen + 1, counts[:, chosen].astype(np.int64), least_points)
 
 
 def _accepted(groups: Sequence[Floats]) -> tuple[Floats, Counts]:
-    """Give every threshold, the strictest first, and how many of each group it accepts. Equal scores share one."""
+    """Every threshold, the strictest first, and how many of each group it accepts. Equal scores share one."""
     values = np.concatenate(groups)
     order = np.argsort(values)[::-1]
     values = values[order]
@@ -71,7 +71,7 @@ def _accepted(groups: Sequence[Floats]) -> tuple[Floats, Counts]:
 
 
 def _placed(counts: Counts, levels: Sequence[float], points: int) -> Ints:
-    """Give the places of the thresholds that a page must have, at most `points`."""
+    """The places of the thresholds that a page must have, at most `points`."""
     last = counts.shape[1] - 1
     reached = np.unique(np.searchsorted(counts[0] / counts[0, -1], np.asarray(levels), side="left").clip(max=last))
     if len(reached) > points - 2:
@@ -80,11 +80,11 @@ def _placed(counts: Counts, levels: Sequence[float], points: int) -> Ints:
 
 
 def _refined(counts: Counts, chosen: Ints, points: int) -> tuple[Ints, Ints]:
-    """Halve the interval whose area is furthest from the true one, again and again.
+    """Halve the interval with the largest error of an area, again and again.
 
-    Give the places, and the least number of points for which each is kept: fewer points are a part of more.
+    Returns the places, and for each the smallest size of grid that still has it: smaller grids are parts of larger.
     """
-    examined = _looked_at(counts, chosen)
+    examined = _candidates(counts, chosen)
     mixes = list(_mixes(examined + 1, counts[:, examined].astype(np.int64)))
     at = np.searchsorted(examined, chosen)
     low, high = at[:-1], at[1:]
@@ -96,7 +96,7 @@ def _refined(counts: Counts, chosen: Ints, points: int) -> tuple[Ints, Ints]:
         if not most:
             break
         split = np.argpartition(worst, -most)[-most:]
-        split = split[np.argsort(-worst[split], kind="stable")]  # fewer points split only the worst of these
+        split = split[np.argsort(-worst[split], kind="stable")]  # a smaller grid splits only the worst of these
         begin, end = low[split], high[split]
         middle = (begin + end) // 2
         halves = _worst(mixes, np.append(begin, middle), np.append(middle, end))
@@ -110,17 +110,17 @@ def _refined(counts: Counts, chosen: Ints, points: int) -> tuple[Ints, Ints]:
     return examined[places[order]], least_points[order]
 
 
-def _looked_at(counts: Counts, chosen: Ints) -> Ints:
-    """Places that may be chosen: all if they are few, else some of them, spread over the ranks and over each group.
+def _candidates(counts: Counts, chosen: Ints) -> Ints:
+    """Places to choose from: all if they are few, else some, spread over the ranks and over each group.
 
-    The risk changes most with the first samples of a group, and recall stops growing with the last ID✓: places are
-    dense at both ends of each group. Where a sample is accepted, the place before it is there too.
+    The risk changes most with the first samples of a group, and recall stops growing with the last ID✓, so places are
+    dense at both ends of each group. The place before each accepted sample is a candidate too.
     """
     last = counts.shape[1] - 1
-    if last < _LOOKED_AT:
+    if last < _CANDIDATES:
         return np.arange(last + 1)
-    some = [chosen, np.linspace(0, last, _LOOKED_AT // 3).astype(np.int64)]
-    each = _LOOKED_AT // (4 * len(counts))
+    some = [chosen, np.linspace(0, last, _CANDIDATES // 3).astype(np.int64)]
+    each = _CANDIDATES // (4 * len(counts))
     for row in counts:
         if size := int(row[-1]):
             growing = np.geomspace(1, size, each).astype(np.int64)
@@ -131,13 +131,13 @@ def _looked_at(counts: Counts, chosen: Ints) -> Ints:
 
 
 def _worst(mixes: Sequence[_Mixes], low: Ints, high: Ints) -> Floats:
-    """The worst relative error of an area over each interval; 0 where nothing lies between its ends."""
+    """The worst relative error of an area over each interval; 0 if nothing lies between its ends."""
     worst: Floats = np.max([mix.errors(low, high) for mix in mixes], axis=0)
     return np.where(high - low < 2, 0.0, worst)
 
 
 def _mixes(ranks: Ints, counts: Ints) -> Iterator[_Mixes]:
-    """Give the mixes of OOD sets whose areas are compared: each set alone; all sets equally; all samples equally."""
+    """Yield the mixes of OOD sets whose areas are compared: each set alone; equal sets; equal samples."""
     number, alphas = len(counts) - 2, np.array(_ALPHAS)
     if not number:
         yield _Mixes(ranks, counts[None], np.empty((1, 0)), np.ones(1))
@@ -151,16 +151,16 @@ def _mixes(ranks: Ints, counts: Ints) -> Iterator[_Mixes]:
 
 @final
 class _Mixes:
-    """Risks along the thresholds on some mixes of OOD sets, and the areas under them, over recall and over coverage.
+    """Risks at all thresholds on some mixes of OOD sets, and the areas under them, over recall and over coverage.
 
-    Risks and areas have the axes mix, α, group, threshold; in each, only the mistakes of that group cost something. If
-    all of these are right, so is every β: its risk is their weighted sum.
+    Risks and areas have the axes mix, α, group, threshold, and count the mistakes of one group. They cover every β,
+    whose risk is their weighted sum.
     """
 
     def __init__(self, ranks: Ints, counts: Ints, weights: Floats, alphas: Floats) -> None:
-        """`counts` are (mix, part, threshold): accepted samples of ID✓, ID✗ and each OOD set, with weights (mix, set).
+        """`counts` (mix, part, threshold) are accepted samples of ID✓, ID✗ and each OOD set; `weights` are (mix, set).
 
-        Shares are of ID, or of the set; factors (mix, α, part) make them shares of all input.
+        `shares` are parts of ID input, or of a set; `factors` (mix, α, part) make them parts of all input.
         """
         self.ranks, self.counts = ranks, counts
         inside = counts[0, :2, -1].sum()
@@ -173,7 +173,7 @@ class _Mixes:
         # One mix at a time stays in a CPU's cache.
         for mix, (risk, shares, factors) in enumerate(zip(self.risks, self.shares, self.factors, strict=True)):
             covered = factors @ shares
-            covered[covered == 0] = 1.0  # where nothing is covered there are no mistakes
+            covered[covered == 0] = 1.0  # without coverage there are no mistakes
             np.divide(bad[mix], covered[:, None], out=risk)
             first = shares[0, 0], (factors @ shares[:, :1])[:, None]
             steps = _steps(counts[mix], shares, ranks, slice(None, -1), slice(1, None))
@@ -187,7 +187,7 @@ class _Mixes:
         self.scales = [np.divide(1.0, total, out=np.zeros_like(total), where=total > 0) for total in totals]
 
     def errors(self, low: Ints, high: Ints) -> Floats:
-        """The worst relative error over intervals of which only the ends are known."""
+        """The worst relative error of the areas over intervals of which only the ends are known."""
         before, after = self.risks[..., low], self.risks[..., high]
         steps = _steps(self.counts, self.shares, self.ranks, low, high)
         worst = np.zeros(len(low))
@@ -198,7 +198,7 @@ class _Mixes:
 
 
 def _steps(counts: Ints, shares: Floats, ranks: Ints, low: Ints | slice, high: Ints | slice) -> tuple[Floats, Floats]:
-    """By how much the share of each part grows over intervals, and in one step of them."""
+    """The growth of the share of each part over intervals, and in one step of an interval."""
     grown = shares[..., high] - shares[..., low]
     steps = np.minimum(counts[..., high] - counts[..., low], ranks[high] - ranks[low])
     return grown, grown / np.maximum(steps, 1)
@@ -207,8 +207,8 @@ def _steps(counts: Ints, shares: Floats, ranks: Ints, low: Ints | slice, high: I
 def _ends(grown: Floats, stepped: Floats, factors: Floats) -> Iterator[tuple[Floats, Floats]]:
     """The weights of the risks at both ends of an interval in its area, over recall and over coverage.
 
-    Between the ends the risk is taken to rise in as many equal steps as there are samples that make the axis grow,
-    each step holding its last value; with one such sample that is exact.
+    Between the ends, the risk is assumed to rise in equal steps, one for each sample that makes the axis grow, and each
+    step has its last value. With one such sample this is exact.
     """
     for width, step in ((grown[..., :1, :], stepped[..., :1, :]), (factors @ grown, factors @ stepped)):
         yield ((width - step) / 2)[..., None, :], ((width + step) / 2)[..., None, :]

@@ -1,4 +1,4 @@
-// The page: the setting, and the views that show what follows from it, each drawn when a frame has time.
+// The page: the setting and its views, which are drawn as frames have time.
 
 import { makeControls } from "./controls.js";
 import { drawCoverage, drawRecall } from "./curves.js";
@@ -18,7 +18,7 @@ const BUDGET = 26; // ms: a frame draws a second plot only if it is expected to 
 const data = readData(byId("data"));
 const scene = new Scene(data);
 let state = fromFragment(data, location.hash);
-scene.look(state);
+scene.show(state);
 
 const showControls = makeControls(data, change, () => scene);
 const showRanked = makeRanked((spec) => change({ focus: state.focus === spec ? null : spec }));
@@ -38,19 +38,19 @@ const views = [
   { id: "sets", draw: showSets, key: () => `${detailKey(scene)};${scene.shown};${scene.baseline}` },
 ];
 const visible = new Set(views.map((view) => view.id));
-let onScreen = null; // the setting that the sentence and the list show
+let onScreen = null; // the setting that the text and the list show
 let waiting = false;
 let frames = 0;
 let turn = 0;
 
 function change(part) {
   state = settled(data, { ...state, ...part });
-  later();
+  askForFrame();
   clearTimeout(change.timer);
   change.timer = setTimeout(() => history.replaceState(null, "", `#${toFragment(data, state)}`), 150);
 }
 
-function later() {
+function askForFrame() {
   document.documentElement.dataset.busy = "";
   if (waiting) return;
   waiting = true;
@@ -58,15 +58,15 @@ function later() {
 }
 
 /**
- * One frame: as many plots as there is time for, in turn, then the controls, the words and the list.
+ * Draw one frame: as many plots as there is time for, in turn, then the controls, the text and the list.
  *
- * Plots come first: they measure the page, which must not have been changed since it was laid out.
+ * Plots come first because they measure the page, which must not have changed since its layout.
  */
 function frame() {
   const began = performance.now();
   waiting = false;
   const moved = state !== onScreen;
-  if (moved) scene.look(state);
+  if (moved) scene.show(state);
   const stale = staleViews();
   const urgent = stale.filter((view) => visible.has(view.id));
   for (const [place, view] of (urgent.length ? urgent : stale).entries()) {
@@ -81,14 +81,14 @@ function frame() {
   }
   if (frames++ % 1000 === 999) performance.clearMeasures("sirc-frame");
   performance.measure("sirc-frame", { start: began, end: performance.now() });
-  if (staleViews().length) later();
+  if (staleViews().length) askForFrame();
   else {
     document.documentElement.dataset.ready = "";
     delete document.documentElement.dataset.busy;
   }
 }
 
-/** The views that are out of date, beginning after the one drawn last, so that each has its turn. */
+/** The views that are out of date, from the one after the last drawn on, so that each gets its turn. */
 function staleViews() {
   const ordered = views.map((_, i) => views[(turn + i) % views.length]);
   return ordered.filter((view) => !(view.needsOod && !scene.model.sets.length) && view.drawn !== view.key());
@@ -138,12 +138,12 @@ function showThousand() {
   }
   for (const item of byId("key").children) item.hidden = !scene.model.sets.length && item.textContent.includes("no class");
   [...accepted, ...rejected].forEach((count, i) => { strip.children[i].style.flexGrow = count; });
-  const told = (counts) => counts.map((count, i) => `${count} ${KINDS[i]}`).join(", ");
-  strip.setAttribute("aria-label", `Of 1000 inputs, accepted: ${told(accepted)}; rejected: ${told(rejected)}.`);
-  strip.title = `accepted ${sum(accepted)}: ${told(accepted)}; rejected ${sum(rejected)}: ${told(rejected)}`;
+  const inWords = (counts) => counts.map((count, i) => `${count} ${KINDS[i]}`).join(", ");
+  strip.setAttribute("aria-label", `Of 1000 inputs, accepted: ${inWords(accepted)}; rejected: ${inWords(rejected)}.`);
+  strip.title = `accepted ${sum(accepted)}: ${inWords(accepted)}; rejected ${sum(rejected)}: ${inWords(rejected)}`;
 }
 
-/** The line of Python that applies the choice: the threshold of each run with all its digits. */
+/** Python code for the choice, with all digits of each run's threshold. */
 function showUse() {
   const spec = scene.model.scores[scene.focus].spec;
   const code = scene.pointsOf(scene.focus).map((point, run) => {
@@ -171,7 +171,7 @@ function showHeader() {
 function redraw(now) {
   for (const view of views) view.drawn = null;
   if (now) for (const view of staleViews()) drawView(view);
-  else later();
+  else askForFrame();
 }
 
 // The fragment of the address holds the setting: the skip link must not replace it.
@@ -182,14 +182,14 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 addEventListener("hashchange", () => {
   if (location.hash.replace(/^#/, "") === toFragment(data, state)) return;
   state = fromFragment(data, location.hash);
-  later();
+  askForFrame();
 });
-// A number field shows what is typed; on leaving, it shows the setting again.
+// A number field shows what is typed, and the setting again when it is left.
 byId("controls").addEventListener("settle", () => showControls(state));
 onTheme(redraw);
 watchSizes((id) => {
   views.find((view) => view.id === id).drawn = null;
-  later();
+  askForFrame();
 });
 const sight = new IntersectionObserver((entries) => {
   for (const entry of entries) {
@@ -200,4 +200,4 @@ const sight = new IntersectionObserver((entries) => {
 for (const view of views) sight.observe(byId(view.id));
 
 showHeader();
-later();
+askForFrame();

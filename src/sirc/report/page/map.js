@@ -1,17 +1,17 @@
-// The map: the (α, β) square coloured by the best score, paler where its lead is small, dotted where it is noise.
+// The map: the (α, β) square coloured by the best score; pale if its lead is small, dotted if it is within noise.
 
 import { blend, byId, el, setText, swatch } from "./dom.js";
 import { axis, colourOf, draw, letters, literally, theme } from "./plots.js";
 import { CELLS, CENTRES } from "./scene.js";
 import { hundredfold, metricName, percent, rounded } from "./words.js";
 
-const CLEAR = 0.1; // a lead of this part of the runner-up's value has the full colour
+const CLEAR = 0.1; // a lead of this part of the second's value gets the full colour
 
 let shownContent = null;
 
 export function drawMap(scene) {
   const look = theme();
-  const content = scene.keep("map drawn", `${scene.metricKey};${scene.shown.join()};${look.dark}`, () => contentOf(scene, look));
+  const content = scene.cached("map drawn", `${scene.metricKey};${scene.shown.join()};${look.dark}`, () => contentOf(scene, look));
   const { alpha, beta, metric } = scene.state;
   const ring = (size, colour, width) => ({
     type: "scatter", mode: "markers", x: [alpha], y: [beta], hoverinfo: "skip",
@@ -20,7 +20,7 @@ export function drawMap(scene) {
   const axes = {
     xaxis: axis("α, share of ID input", { range: [0, 1], showgrid: false }),
     yaxis: axis("β, cost of accepting ID✗", { range: [0, 1], showgrid: false }),
-    annotations: content.labels.map((label) => besides(label, alpha, beta)),
+    annotations: content.labels.map((label) => clearOfRing(label, alpha, beta)),
   };
   const name = metricName(metric, scene.recall);
   setText(byId("map-name"), `Lowest ${name} for every α and β`);
@@ -45,7 +45,7 @@ function contentOf(scene, look) {
   const spec = (index) => (index < 0 ? "" : model.scores[index].spec);
   const heat = {
     type: "heatmap", x: CENTRES, y: CENTRES, z, zmin: 0, zmax: 1, colorscale: scale, showscale: false,
-    text: map.map((row) => row.map((cell) => told(scene, cell))),
+    text: map.map((row) => row.map((cell) => hoverText(scene, cell))),
     customdata: map.map((row) => row.map((cell) => [spec(cell.best), cell.value, spec(cell.second), cell.margin, Number(cell.noise)])),
     hovertemplate: "α %{x:.2f}, β %{y:.2f}<br>%{text}<extra></extra>",
   };
@@ -79,14 +79,14 @@ function wonShares(scene) {
   };
 }
 
-function told(scene, cell) {
+function hoverText(scene, cell) {
   const best = `<b>${literally(scene.name(cell.best))}</b> ${hundredfold(cell.value)}`;
   if (cell.second < 0) return best;
   if (cell.margin === 0) return `${best}<br>${literally(scene.name(cell.second))} is equal`;
   return `${best}<br>${hundredfold(cell.margin)} below ${literally(scene.name(cell.second))}${cell.noise ? ", within noise" : ""}`;
 }
 
-/** A name in the middle of each region that is large enough to hold one. */
+/** A name in the middle of each region that has room for one. */
 function labelsOf(scene, look) {
   const regions = new Map();
   scene.map.forEach((row, j) => row.forEach((cell, i) => {
@@ -105,8 +105,8 @@ function labelsOf(scene, look) {
   });
 }
 
-/** A label out of the way of the ring. */
-function besides(label, alpha, beta) {
+/** A label moved away from the ring. */
+function clearOfRing(label, alpha, beta) {
   if (Math.abs(label.x - alpha) > 0.2 || Math.abs(label.y - beta) > 0.06) return label;
   return { ...label, y: beta + (label.y >= beta && beta < 0.9 ? 0.08 : -0.08) };
 }
@@ -115,7 +115,7 @@ function shortened(name) {
   return name.length > 28 ? `${name.slice(0, 27)}…` : name;
 }
 
-/** Lines between the regions, which show their borders without colours too. */
+/** Lines between the regions, which show their borders even without colours. */
 function bordersOf(scene, look) {
   const x = [];
   const y = [];
@@ -144,7 +144,7 @@ function shareOf(scene, index, share) {
   return el("li", {}, sign, el("span", {}, score.name), bar, el("span", { class: "number" }, number));
 }
 
-/** Move the setting on the map: with a press, and with a mouse by dragging. */
+/** Let a press on the map change the setting, or dragging with a mouse. */
 export function makeMap(change) {
   const plot = byId("map");
   let dragging = false;

@@ -46,7 +46,7 @@ export function coverageAt(path, i, alpha) {
   return alpha * (p * path.correct[i] + (1 - p) * path.wrong[i]) + (1 - alpha) * path.ood[i];
 }
 
-/** What is accepted at a point, and the risk that comes with it. */
+/** The accepted shares at a point, with its risk and threshold. */
 export function pointAt(path, i, alpha, beta) {
   const p = path.run.accuracy;
   const right = alpha * p * path.correct[i];
@@ -58,7 +58,7 @@ export function pointAt(path, i, alpha, beta) {
 }
 
 /**
- * A metric at α as [a, b], which make β·a + (1−β)·b: risk is linear in β, and so is every area under it.
+ * A metric at α as the parts [a, b] of β·a + (1−β)·b: risk is linear in β, and so is every area under it.
  *
  * `metric` is "risk" (at point `at`), "aurr" or "aurc".
  */

@@ -1,21 +1,21 @@
-// Sampling error of one run: the influence of each input on a metric, and the error of the difference of two scores.
+// The sampling error of one run: the influence of each input on a metric, and the error of a difference of scores.
 
 import { coverageAt } from "./mixture.js";
 
 /**
- * The derivatives of a metric in the mass of an input first accepted at each point, as the parts of β·a + (1−β)·b:
- * for a and for b those of an ID✓, an ID✗ and an OOD input.
+ * The derivatives of a metric by the mass of an input that is first accepted at each point: for both parts of
+ * β·a + (1−β)·b those of an ID✓, an ID✗ and an OOD input.
  *
  * `metric` is "aurr", "aurc", "risk" (at point `at`), or "auroc" and "fpr" of ID✗ or, with `ofOod`, of the OOD input.
- * `window` is how far around the recall the curve's slope is taken.
+ * `window` is how far around the recall the slope of the curve is taken.
  */
 export function slopes(path, metric, { alpha, at, window, ofOod }) {
-  if (metric === "auroc") return alike(aurocSlopes(path, ofOod));
+  if (metric === "auroc") return samePartsTwice(aurocSlopes(path, ofOod));
   if (metric === "fpr" || metric === "risk") return recallSlopes(path, metric, { alpha, at, window, ofOod });
   return areaSlopes(path, metric, alpha);
 }
 
-/** The variance of a score's metric less another's on the same inputs, as [a·a, a·b, b·b] of its parts. */
+/** The variance of the difference of two scores' metrics on the same inputs, as [a·a, a·b, b·b] of its parts. */
 export function variances(run, score, other, weights) {
   const total = [0, 0, 0];
   score.own.places.forEach((places, group) => {
@@ -49,8 +49,8 @@ export function twiceError([first, both, second], beta) {
   return 2 * Math.sqrt(Math.max(0, variance));
 }
 
-/** Both parts of a metric that does not depend on β. */
-function alike(parts) {
+/** A metric that does not depend on β has two equal parts. */
+function samePartsTwice(parts) {
   return [parts, parts];
 }
 
@@ -65,7 +65,7 @@ function areaSlopes(path, metric, alpha) {
     risks[0][i] = covered > 0 ? (masses[1] * path.wrong[i]) / covered : 0;
     risks[1][i] = covered > 0 ? (masses[2] * path.ood[i]) / covered : 0;
   }
-  let grown = 0; // of the area from here on, over the coverage
+  let grown = 0; // the growth of the area from here on, over the coverage
   const lost = [0, 0];
   for (let i = path.length - 1; i > 0; i--) {
     const covered = coverageAt(path, i, alpha);
@@ -102,11 +102,11 @@ function recallSlopes(path, metric, { alpha, at, window, ofOod }) {
   };
   const [wrongSlope, oodSlope] = [byRecall(wrong, sizeWrong), Number.isFinite(least) ? byRecall(ood, least) : 0];
   const step = (size) => Float64Array.from(correct, (_, i) => (i <= at ? size : 0));
-  if (metric === "fpr") return alike([step(ofOod ? -oodSlope : -wrongSlope), step(ofOod ? 0 : 1), step(ofOod ? 1 : 0)]);
+  if (metric === "fpr") return samePartsTwice([step(ofOod ? -oodSlope : -wrongSlope), step(ofOod ? 0 : 1), step(ofOod ? 1 : 0)]);
   const p = path.run.accuracy;
   const [mistaken, outside] = [alpha * (1 - p), 1 - alpha];
   const covered = coverageAt(path, at, alpha);
-  if (!(covered > 0)) return alike([step(0), step(0), step(0)]);
+  if (!(covered > 0)) return samePartsTwice([step(0), step(0), step(0)]);
   const risks = [(mistaken * wrong[at]) / covered, (outside * ood[at]) / covered];
   return risks.map((risk, part) => {
     const ofWrong = (mistaken * ((part === 0 ? 1 : 0) - risk)) / covered;
@@ -115,7 +115,7 @@ function recallSlopes(path, metric, { alpha, at, window, ofOod }) {
   });
 }
 
-/** DeLong's: the share of the other group that is ranked below, or above; equal ones half. */
+/** DeLong's placements: the share of the other group that is ranked below, or above; ties count half. */
 function aurocSlopes(path, ofOod) {
   const halves = (share) => Float64Array.from(share, (value, i) => (i ? (value + share[i - 1]) / 2 : 0));
   const nothing = new Float64Array(path.length);

@@ -1,4 +1,4 @@
-"""Data of a page: how many of each group are accepted at some thresholds, packed as text."""
+"""Data of a page: accepted numbers of each group at some thresholds, packed as text."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from sirc._utils.text import quoted
 from sirc.evaluation import WRONG, Evaluation
 from sirc.metrics import all_metrics, derivatives
 from sirc.progress import SILENT, Progress
-from sirc.report.figures.style import Look, method_look
+from sirc.report.figures.style import Look, array, method_look
 from sirc.report.names import escape, metric_name, score_family, score_name
 from sirc.report.page.grid import LEVELS, POINTS, Grid, Ints, make_grid
 from sirc.report.protocols import Run
 
-LIMIT: Final = 1_800_000  # bytes of packed numbers; with the page's own text, less than 2 MB
-_RECOMPUTED: Final = ("auroc", "fpr", "aurr", "risk", "aurc")  # by mixture.js, at any setting
-_INPUTS: Final = 500  # of each group, at most: their spread stands for the group's
-_FEWEST: Final = 256  # thresholds of a score, however many scores and runs there are
+LIMIT: Final = 1_800_000  # bytes of packed numbers; with its own text, a page has less than 2 MB
+_RECOMPUTED: Final = ("auroc", "fpr", "aurr", "risk", "aurc")  # metrics that mixture.js computes at any setting
+_INPUTS: Final = 500  # of each group at most, from which the page estimates noise
+_FEWEST: Final = 256  # the least number of thresholds, however many scores and runs there are
 
 _SYMBOLS: Final = {
     "o": "circle", "s": "square", "D": "diamond", "P": "cross", "*": "star", "X": "x", "p": "pentagon", "h": "hexagon",
@@ -33,7 +33,7 @@ _SYMBOLS: Final = {
 
 
 def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> dict[str, object]:
-    """Give everything that the page shows, as JSON values. Runs of one model are its seeds."""
+    """Everything that the page shows, as JSON values."""
     models: dict[str, list[Run]] = {}
     for run in runs:
         models.setdefault(run.model, []).append(run)
@@ -48,7 +48,7 @@ def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> 
                 grids[id(run)].append(make_grid(_groups(run.evaluation, score), levels, POINTS))
                 task.advance()
     packed, points = _pack_within_limit(grids)
-    for (alone,) in (same for same in models.values() if len(same) == 1):  # the noise of several runs is their spread
+    for (alone,) in (same for same in models.values() if len(same) == 1):  # several runs have their spread as noise
         ev, fewer = alone.evaluation, [grid.fewer(points) for grid in grids[id(alone)]]
         firsts = _first_accepted([_groups(ev, score) for score in ev.scores], fewer)
         packed[id(alone)] = [{**entry, "firsts": one} for entry, one in zip(packed[id(alone)], firsts, strict=True)]
@@ -97,13 +97,13 @@ def _model(
         ],
         "sets": [escape(name, "text") for name in sets],
         "groups": {
-            # The page has mixes of its own by these two names.
+            # The page itself has mixes of these two names.
             escape(f"group {group}" if group in ("all", "own") else group, "text"): [
                 sets.index(member) for member in members
             ]
             for group, members in evaluation.groups.items()
         },
-        # Around each recall, how far the slope of a curve is taken.
+        # How far around each recall the page takes the slope of a curve.
         "windows": [float(f"{derivatives.window(x, right):.3g}") for x in levels if len(runs) == 1],
         "runs": [
             {
@@ -119,10 +119,10 @@ def _model(
 
 
 def _values(evaluation: Evaluation) -> dict[str, list[list[float | None]]]:
-    """Give what the page cannot recompute, by metric and score: the evaluated values of ID✗ and each OOD set."""
+    """Values that the page cannot recompute, by metric and score: of ID✗ and of each OOD set."""
     labels = {m.name: m.label(evaluation.recall) for m in all_metrics() if m.per_negative and m.name not in _RECOMPUTED}
     table = evaluation.table[evaluation.table["metric"].isin(labels.values())]
-    # The first α and β are those that the page opens with; ID✗ alone is at α = 1.
+    # The page opens with the first α and β; ID✗ alone is at α = 1.
     at_start = table["alpha"].isna() | (table["alpha"] == float(evaluation.alpha[0])) | (table["negative"] == WRONG)
     at_start &= table["beta"].isna() | (table["beta"] == float(evaluation.beta[0]))
     values = table[at_start].set_index(["metric", "score", "negative"])["value"].to_dict()
@@ -134,14 +134,14 @@ def _values(evaluation: Evaluation) -> dict[str, list[list[float | None]]]:
 
 
 def _id_values(evaluation: Evaluation) -> dict[str, float | None]:
-    """Give the metrics of the ID data, which are the same for every score."""
+    """The metrics of ID data, which are the same for every score."""
     values = evaluation.table.drop_duplicates("metric").set_index("metric")["value"]
     metrics = (metric for metric in all_metrics() if not metric.per_negative)
     return {metric.name: _short(values.get(metric.label(evaluation.recall))) for metric in metrics}
 
 
 def _short(value: float | None) -> float | None:
-    """Round to six digits, to keep the page small; None for what is missing or not finite."""
+    """Round to six digits, to keep the page small; None if missing or not finite."""
     return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
 
 
@@ -161,19 +161,19 @@ def _check_alike(runs: Sequence[Run]) -> None:
 
 
 def _groups(evaluation: Evaluation, score: str) -> list[Floats]:
-    """Give the scores of ID✓, ID✗ and each OOD set."""
+    """The confidences of ID✓, ID✗ and each OOD set."""
     right, wrong, sets = evaluation._groups(score, evaluation._usual_negative)
-    return [value.cpu().numpy().astype(np.float64, copy=False) for value in (right, wrong, *sets.values())]
+    return [array(values) for values in (right, wrong, *sets.values())]
 
 
 def _drawn(look: Look) -> dict[str, str]:
-    """Describe the look of a score for plotly."""
+    """The look of a score in plotly's terms."""
     dash = "solid" if isinstance(look.dash, str) else ",".join(f"{2 * length:g}px" for length in look.dash[1])
     return {"colour": look.colour, "dash": dash, "symbol": _SYMBOLS[look.marker]}
 
 
 def _pack_within_limit(grids: Mapping[int, Sequence[Grid]]) -> tuple[dict[int, list[dict[str, object]]], int]:
-    """Pack the grids of each run, with as many points as `LIMIT` allows; also give that number."""
+    """Pack the grids of each run with as many points as `LIMIT` allows, and give that number too."""
     points = POINTS
     while True:
         packed = {key: [_pack(grid.fewer(points)) for grid in some] for key, some in grids.items()}
@@ -184,7 +184,7 @@ def _pack_within_limit(grids: Mapping[int, Sequence[Grid]]) -> tuple[dict[int, l
 
 
 def _pack(grid: Grid) -> dict[str, object]:
-    """Pack thresholds as float64, and ranks and counts as differences, most of which take one byte."""
+    """Pack thresholds as float64; ranks and counts as differences, most of which need one byte."""
     rows = np.vstack([grid.ranks, grid.counts])
     growth = np.diff(rows, axis=1, prepend=0).reshape(-1)
     return {
@@ -195,7 +195,7 @@ def _pack(grid: Grid) -> dict[str, object]:
 
 
 def _varints(values: Ints) -> bytes:
-    """Encode numbers in groups of seven bits, lowest first; the high bit says that more follow."""
+    """Encode numbers in groups of seven bits, lowest first; the high bit says that another follows."""
     length = max(1, -(-int(values.max(initial=0)).bit_length() // 7))
     groups = values[:, None] >> (7 * np.arange(length)) & 0x7F
     more = (values[:, None] >> (7 * np.arange(1, length + 1))) > 0
@@ -205,16 +205,16 @@ def _varints(values: Ints) -> bytes:
 
 
 def _first_accepted(groups: Sequence[Sequence[Floats]], grids: Sequence[Grid]) -> list[str]:
-    """For each score, the points of its grid at which the inputs of each group are first accepted, as packed text.
+    """For each score, the grid points at which some inputs of each group are first accepted, as packed text.
 
-    `groups` has the confidences of ID✓, ID✗ and each OOD set by each score. The inputs are the same for all scores.
+    `groups` has each score's confidences of ID✓, ID✗ and each OOD set. The inputs are the same for all scores.
     """
     rng = np.random.default_rng(0)
     chosen = [np.sort(rng.permutation(len(values))[:_INPUTS]) for values in groups[0]]
     packed = []
     for some, grid in zip(groups, grids, strict=True):
         inputs = np.concatenate([values[rows] for values, rows in zip(some, chosen, strict=True)])
-        # Point 0 of a page is the one where nothing is accepted.
+        # At point 0 of a page nothing is accepted.
         points = np.searchsorted(-grid.thresholds, -inputs, side="left") + 1
         packed.append(base64.b64encode(points.astype("<u2").tobytes()).decode())
     return packed

@@ -1,4 +1,4 @@
-// Shared parts of the plots: theme, axes, lines, bands and markers of scores, and names shown literally.
+// Shared parts of the plots: theme, axes, literal names, and lines, bands and markers of scores.
 
 import { byId, readable } from "./dom.js";
 import { mean, spread } from "./seeds.js";
@@ -24,7 +24,7 @@ export function colourOf(score, look = theme()) {
   return look.dark ? readable(score.colour) : score.colour;
 }
 
-/** A user's text for the plotting library, which would read tags and entities in it. */
+/** Escape a user's text for the plotting library, which interprets tags and entities. */
 export function literally(text) {
   return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
@@ -53,11 +53,11 @@ export function axis(title, options = {}) {
 }
 
 const sizes = new Map();
-// As high as the style makes them on paper, and no wider than it is.
+// On paper, plots are as high as the style sets, and fit its width.
 const PAPER = { width: 640, height: 302 };
 const PAPER_MAP = { width: 480, height: 415 };
 
-/** Keep the sizes of the plots, and call `redraw(id)` when one changes: asked for in a frame, they cost a layout. */
+/** Observe the sizes of plots, and call `redraw(id)` when one changes: reading them in a frame would cost a layout. */
 export function watchSizes(redraw) {
   const observer = new ResizeObserver((entries) => {
     for (const { target, contentRect } of entries) {
@@ -75,7 +75,7 @@ export function watchSizes(redraw) {
   }
 }
 
-/** Draw a plot anew, or bring it up to date. */
+/** Draw or update a plot. */
 export function draw(id, traces, axes, label) {
   const look = theme();
   const layout = {
@@ -94,7 +94,7 @@ export function draw(id, traces, axes, label) {
   };
   const plot = byId(id);
   if (plot.getAttribute("aria-label") !== label) plot.setAttribute("aria-label", label);
-  // The configuration is given once: each time it is, the library measures the whole page anew.
+  // The configuration is only given once, because the library measures the whole page for it.
   if (plot.data) return Plotly.react(plot, traces, layout);
   return Plotly.newPlot(plot, traces, layout, { displayModeBar: false, showTips: false, doubleClick: false });
 }
@@ -115,7 +115,7 @@ export function line(scene, index, x, y, hover) {
   };
 }
 
-/** A band of ± 2 std around a line; `values` has at each x those of all runs, or null. */
+/** A band of ± 2 std around a line; `values` has the values of all runs at each x, or null. */
 export function band(scene, index, x, values) {
   const colour = colourOf(scene.model.scores[index]);
   const there = x.map((_, i) => i).filter((i) => values[i]);
@@ -134,7 +134,7 @@ export function band(scene, index, x, values) {
   };
 }
 
-/** The scores with bands: the one in focus, the best and the baseline, where they are shown. */
+/** The scores with bands: the one in focus, the best and the baseline, if they are shown. */
 export function banded(scene) {
   if (!scene.several) return [];
   return [...new Set([scene.baseline, scene.best, scene.focus])].filter((index) => scene.shown.includes(index));
@@ -159,12 +159,12 @@ export function markers(scene, xOf, yOf, hover) {
   };
 }
 
-/** A dotted line where the setting is. */
+/** A dotted line at the setting. */
 export function here(x) {
   return [{ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line: { color: theme().muted, width: 1, dash: "dot" } }];
 }
 
-/** A vertical axis from 0 to a little above the lines, in steps, so that it rests while a slider moves. */
+/** A vertical axis from 0 to a little above the lines, rounded up so that it seldom changes while a slider moves. */
 export function fromZero(title, lines) {
   return axis(title, { range: [0, roof(largest(lines.map((one) => one.y)))], tickformat: ".1~%" });
 }

@@ -1,4 +1,4 @@
-// What follows from a setting, computed when asked for and kept until the setting changes.
+// Everything that follows from a setting, computed on demand and cached until the setting changes.
 
 import { atBeta, metricParts, mixed, pointAt, reaching } from "./mixture.js";
 import { slopes, twiceError, variances } from "./noise.js";
@@ -6,17 +6,17 @@ import { mean, paired, ranked, spread } from "./seeds.js";
 import { isShown, oodShares } from "./state.js";
 
 export const CELLS = 40; // of the map, along α and along β
-const MOST = 1000; // kept slopes, each of a score at an α
+const MOST = 1000; // entries of a cache
 export const CENTRES = Array.from({ length: CELLS }, (_, i) => (i + 0.5) / CELLS);
 
 export class Scene {
   constructor(data) {
     this.data = data;
-    this.kept = new Map();
+    this.caches = new Map();
   }
 
-  /** Use a setting. */
-  look(state) {
+  /** Show a setting. */
+  show(state) {
     this.state = state;
     this.model = this.data.models[state.model];
     this.runs = state.run === "all" ? this.model.runs : this.model.runs.filter((run) => String(run.seed) === state.run);
@@ -24,13 +24,13 @@ export class Scene {
     this.recall = this.data.levels[state.level];
     this.shares = this.model.sets.length ? oodShares(state.weights) : [];
     this.mixKey = [state.model, state.run, ...this.shares].join();
-    this.paths = this.keep("paths", this.mixKey, () =>
+    this.paths = this.cached("paths", this.mixKey, () =>
       this.model.scores.map((score) => this.runs.map((run) => mixed(run, run.scores[score.index], this.shares))));
-    this.points = this.keep("points", `${this.mixKey};${state.level}`, () =>
+    this.points = this.cached("points", `${this.mixKey};${state.level}`, () =>
       this.paths.map((paths) => paths.map((path) => reaching(path, this.recall))));
     this.shown = this.model.scores.filter((score) => isShown(state, score.spec)).map((score) => score.index);
     this.metricKey = `${this.mixKey};${state.metric === "risk" ? state.level : state.metric}`;
-    this.parts = this.keep("parts", `${this.metricKey};${state.alpha}`, () => this.partsAt(state.alpha));
+    this.parts = this.cached("parts", `${this.metricKey};${state.alpha}`, () => this.partsAt(state.alpha));
     this.values = this.parts.map((runs) => runs.map((parts) => atBeta(parts, state.beta)));
     this.order = ranked(this.shown, (score) => mean(this.values[score]));
     this.best = this.order[0];
@@ -39,12 +39,21 @@ export class Scene {
     this.focus = focus < 0 ? this.best : focus;
   }
 
-  keep(name, key, make) {
-    const known = this.kept.get(name);
+  /** A value by name, made again when its key changes. */
+  cached(name, key, make) {
+    const known = this.caches.get(name);
     if (known?.key === key) return known.value;
     const value = make();
-    this.kept.set(name, { key, value });
+    this.caches.set(name, { key, value });
     return value;
+  }
+
+  /** One of several values by name, which are dropped when their key changes, or when they are too many. */
+  cachedEntry(name, key, entry, make, most = MOST) {
+    const entries = this.cached(name, key, () => new Map());
+    if (entries.size >= most) entries.clear(); // α was moved many times
+    if (!entries.has(entry)) entries.set(entry, make());
+    return entries.get(entry);
   }
 
   name(score) {
@@ -64,24 +73,19 @@ export class Scene {
 
   /** A score on a mix of OOD sets in every run of the model. */
   pathsOf(score) {
-    const kept = this.keep("all runs", this.mixKey, () => new Map());
-    if (!kept.has(score)) kept.set(score, this.model.runs.map((run) => mixed(run, run.scores[score], this.shares)));
-    return kept.get(score);
+    return this.cachedEntry("all runs", this.mixKey, score, () =>
+      this.model.runs.map((run) => mixed(run, run.scores[score], this.shares)));
   }
 
   /** What each input adds to the chosen metric of the one run's score at α. */
   slopesAt(score, alpha) {
-    const kept = this.keep("slopes", this.metricKey, () => new Map());
-    const key = `${score};${alpha}`;
-    if (kept.size >= MOST) kept.clear(); // α was moved many times
-    if (!kept.has(key)) {
+    return this.cachedEntry("slopes", this.metricKey, `${score};${alpha}`, () => {
       const setting = { alpha, at: this.points[score][0], window: this.model.windows[this.state.level] };
-      kept.set(key, slopes(this.paths[score][0], this.state.metric, setting));
-    }
-    return kept.get(key);
+      return slopes(this.paths[score][0], this.state.metric, setting);
+    });
   }
 
-  /** The difference of two scores in the chosen metric at the setting, and whether it is within noise. */
+  /** The difference of two scores in the chosen metric, and whether it is within noise. */
   lead(score, other) {
     return paired(this.values[score], this.values[other], this.twice(score, other, this.state.alpha, this.state.beta));
   }
@@ -94,14 +98,11 @@ export class Scene {
         atBeta(metricParts(path, this.state.metric, alpha, reaching(path, this.recall)), beta)));
       return spread(own.map((value, i) => value - theirs[i]));
     }
-    const kept = this.keep("variances", this.metricKey, () => new Map());
-    const key = `${score};${other};${alpha}`;
-    if (kept.size >= 4 * MOST) kept.clear();
-    if (!kept.has(key)) {
+    const parts = this.cachedEntry("variances", this.metricKey, `${score};${other};${alpha}`, () => {
       const [own, theirs] = [score, other].map((one) => ({ own: this.runs[0].scores[one], slopes: this.slopesAt(one, alpha) }));
-      kept.set(key, variances(this.runs[0], own, theirs, this.shares));
-    }
-    return twiceError(kept.get(key), beta);
+      return variances(this.runs[0], own, theirs, this.shares);
+    }, 4 * MOST);
+    return twiceError(parts, beta);
   }
 
   /** What a score accepts at the setting, in each run. */
@@ -117,15 +118,15 @@ export class Scene {
     return Object.fromEntries(["right", "wrong", "ood", "coverage", "risk"].map((key) => [key, average(key)]));
   }
 
-  /** The parts of the chosen metric for each α of the map, score and run: β·a + (1−β)·b. */
+  /** The chosen metric for each α of the map, score and run, as the parts of β·a + (1−β)·b. */
   get sweep() {
     const alphas = this.model.sets.length ? CENTRES : [1];
-    return this.keep("sweep", this.metricKey, () => alphas.map((alpha) => this.partsAt(alpha)));
+    return this.cached("sweep", this.metricKey, () => alphas.map((alpha) => this.partsAt(alpha)));
   }
 
-  /** The best shown score of every cell of the map, row by row in β: winner, value, runner-up, margin, noise. */
+  /** The best shown score in every cell of the map, row by row in β: best, value, second, margin, noise. */
   get map() {
-    return this.keep("map", `${this.metricKey};${this.shown.join()}`, () => {
+    return this.cached("map", `${this.metricKey};${this.shown.join()}`, () => {
       const averages = this.sweep.map((scores) => scores.map((runs) =>
         [mean(runs.map((parts) => parts[0])), mean(runs.map((parts) => parts[1]))]));
       return CENTRES.map((beta) => averages.map((scores, column) => this.winner(scores, column, beta)));

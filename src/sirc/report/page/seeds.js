@@ -1,4 +1,4 @@
-// Several training runs: means, spreads, and differences within noise.
+// Values over training runs: means, spreads, and differences within noise.
 
 export function sum(values) {
   return values.reduce((total, value) => total + value, 0);
@@ -8,14 +8,14 @@ export function mean(values) {
   return sum(values) / values.length;
 }
 
-/** Twice the sample standard deviation; with one run there is none, which is NaN. */
+/** Twice the sample standard deviation; NaN with one run. */
 export function spread(values) {
   if (values.length < 2) return NaN;
   const centre = mean(values);
   return 2 * Math.sqrt(sum(values.map((value) => (value - centre) ** 2)) / (values.length - 1));
 }
 
-/** The difference of two scores over the same runs, and whether it is noise: where ± 2 std, or of one run `twice`, includes 0. */
+/** The mean difference of two scores, its ± 2 std over the runs or for one run `twice`, and whether that includes 0: noise. */
 export function paired(values, others, twice) {
   const differences = values.map((value, i) => value - others[i]);
   const centre = mean(differences);
@@ -23,7 +23,7 @@ export function paired(values, others, twice) {
   return { mean: centre, spread: reach, noise: Math.abs(centre) <= reach };
 }
 
-/** Order scores by their mean: the best first; equal ones stay in the order they came in. */
+/** Order scores by their mean, the best first; ties keep the order of the scores. */
 export function ranked(indices, valuesOf) {
   return [...indices].sort((one, other) => valuesOf(one) - valuesOf(other) || one - other);
 }

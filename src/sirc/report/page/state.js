@@ -1,11 +1,11 @@
-// The setting: the values of the controls, also in the fragment of the URL, so that a link reproduces the view.
+// The setting: the values of all controls. The fragment of the URL has it too, so that a link reproduces the view.
 
 import { sum } from "./seeds.js";
 
 const METRICS = ["risk", "aurr", "aurc"];
-const DETAILS = ["auroc", "fpr", "risk", "aurr"]; // recomputed; those in `fixedMetrics` are as evaluated
+const DETAILS = ["auroc", "fpr", "risk", "aurr"]; // these are recomputed, `fixedMetrics` are not
 
-/** The metrics that the page cannot recompute: it has their values for each kind of input, as evaluated. */
+/** The metrics that the page cannot recompute; it has their evaluated values for each kind of input. */
 export function fixedMetrics(data) {
   return Object.keys(data.metrics).filter((name) => !data.metrics[name].recomputed);
 }
@@ -37,7 +37,7 @@ export function nearestLevel(levels, recall) {
   return best;
 }
 
-/** Fit a setting to its model: what the model does not have becomes the default. */
+/** Fit a setting to its model: values that the model lacks become the default. */
 export function settled(data, state) {
   const model = data.models[state.model];
   const specs = model.scores.map((score) => score.spec);
@@ -75,7 +75,7 @@ export function oodShares(weights) {
   return weights.map((weight) => weight / total);
 }
 
-/** Weights as the sliders have them: the largest is 100. */
+/** Weights for the sliders, the largest 100. */
 export function scaled(weights) {
   const most = Math.max(...weights);
   return weights.map((weight) => 100 * (weight / most));
@@ -102,7 +102,7 @@ export function toFragment(data, state) {
   return out.toString();
 }
 
-/** The setting of a fragment; values that make no sense are ignored. */
+/** The setting of a fragment; invalid values are ignored. */
 export function fromFragment(data, fragment) {
   const given = new URLSearchParams(fragment.replace(/^#/, ""));
   const state = startState(data);

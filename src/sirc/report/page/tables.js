@@ -31,7 +31,7 @@ export function makeRanked(choose) {
   };
 }
 
-/** A function of the scene whose result is kept until another model is chosen. */
+/** A function of the scene that is only called again when another model is chosen. */
 function oncePerModel(build) {
   let model = null;
   let result = null;
@@ -53,7 +53,7 @@ function hintAtMore(table) {
   [box, table].forEach((one) => sizes.observe(one));
 }
 
-/** Build a table: a row for each score, with the parts of `nameOf(score)` and its empty cells by column. */
+/** Build a table; return the row of each score, with the parts of `nameOf(score)` and empty cells by column. */
 function buildTable(table, scene, caption, columns, nameOf) {
   const heads = columns.map(([column, text]) =>
     el("th", { scope: "col", "data-column": column, title: text, class: column.startsWith("set-") && "kind" }, el("span", { class: "clamp" }, text)));
@@ -169,9 +169,9 @@ export function makeSets() {
     const { higher } = scene.data.metrics[scene.state.detail];
     [null, ...scene.model.sets.keys()].forEach((set) => {
       const column = set === null ? "wrong" : `set-${set}`;
-      const values = scene.keep(`detail ${column}`, detailKey(scene), () =>
+      const values = scene.cached(`detail ${column}`, detailKey(scene), () =>
         scene.model.scores.map((score) => detailOf(scene, score.index, set)));
-      const twice = scene.keep(`noise ${column}`, `${detailKey(scene)};${scene.baseline}`, () =>
+      const twice = scene.cached(`noise ${column}`, `${detailKey(scene)};${scene.baseline}`, () =>
         scene.model.scores.map((score) => detailTwice(scene, score.index, set)));
       scene.shown.forEach((score) => {
         const cell = rows.get(score).cells.get(column);
@@ -203,7 +203,7 @@ function detailOf(scene, score, set, runs = scene.runs) {
   });
 }
 
-/** Two standard errors of one run's difference to the baseline; unknown for a metric that the page cannot recompute. */
+/** Two standard errors of one run's difference to the baseline; NaN for a metric that the page cannot recompute. */
 function detailTwice(scene, score, set) {
   const { detail, alpha, beta } = scene.state;
   if (scene.several) return NaN;
@@ -256,7 +256,7 @@ function fillDetail(scene, cell, values, { mean: difference, spread: reach, nois
   cell.title = values.length > 1 ? `± ${hundredfold(spread(values))} (2 std over ${values.length} runs)` : "";
 }
 
-/** About a metric that does not follow the controls. */
+/** A note about a metric that does not follow the controls. */
 function fixedNote(scene) {
   const { title, higher } = scene.data.metrics[scene.state.detail];
   const { alpha, beta } = scene.data.start;

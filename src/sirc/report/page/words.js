@@ -1,4 +1,4 @@
-// The page in words: numbers as people read them, what a setting means, and what each term is.
+// The text of the page: numbers as people read them, sentences about a setting, explanations of terms.
 
 import { CENTRES } from "./scene.js";
 import { mean, sum } from "./seeds.js";
@@ -55,7 +55,7 @@ function wholeParts(parts) {
   return whole;
 }
 
-/** How many of 1000 inputs are accepted and rejected, each split into right, wrong and of no class. */
+/** How many of 1000 inputs are accepted and rejected, each as right, wrong and of no class. */
 export function thousand(scene, score) {
   const { alpha } = scene.state;
   const accuracy = mean(scene.runs.map((run) => run.accuracy));
@@ -66,7 +66,7 @@ export function thousand(scene, score) {
   return { accepted, rejected: all.map((part, i) => part - accepted[i]) };
 }
 
-/** The sentence about a score, in pieces: strings, and the name of the score apart. */
+/** The sentence about a score, as strings and an object with its name. */
 export function sentence(scene) {
   const { accepted } = thousand(scene, scene.focus);
   const [right, wrong, ood] = accepted.map(String);
@@ -79,7 +79,7 @@ export function sentence(scene) {
   ];
 }
 
-/** Against the baseline, how sure the lead is, and whether α matters: up to three sentences. */
+/** Up to three sentences: against the baseline, how sure the lead is, and whether α matters. */
 export function advice(scene) {
   return [againstBaseline(scene), leadInWords(scene), alphaInWords(scene)].filter(Boolean);
 }
@@ -114,7 +114,7 @@ export function noiseInWords(scene) {
   return length > 1 ? `2 std over ${length} runs` : "2 standard errors";
 }
 
-/** Along the line of the current β, which score is best for which α. */
+/** Which score is best for which α, at the current β. */
 function alphaInWords(scene) {
   if (!scene.model.sets.length || scene.shown.length < 2) return "";
   const row = scene.map[Math.min(CENTRES.length - 1, Math.floor(scene.state.beta * CENTRES.length))];

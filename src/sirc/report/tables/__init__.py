@@ -1,4 +1,4 @@
-"""Tables as in papers: scores by negatives, the best bold, for terminal, CSV, Markdown, HTML and LaTeX."""
+"""Tables as in papers, with scores as rows and negatives as columns: text, CSV, Markdown, HTML and LaTeX."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["save_tables", "table"]
 
 
 class Cell(NamedTuple):
-    """One value: the mean over runs and twice their standard deviation, its mark, and its interval, as fractions."""
+    """One value as fractions: mean over runs, twice their standard deviation, and interval; with its mark."""
 
     mean: float
     two_std: float
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a table that fits the space: some models, and the columns of some negatives."""
+    """A part of a table that fits on a page: some models, and the columns of some negatives."""
 
     models: list[str]
     negatives: list[str]
@@ -47,18 +47,18 @@ class Part(NamedTuple):
 @final
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table of results. `cells` is tidy, in fractions; every format is written from it."""
+    """A table of results. Every format is written from `cells`, which is tidy and in fractions."""
 
     cells: pd.DataFrame
     """model, score, negative, metric, alpha, beta, mean, two_std (NaN for one run), runs, low, high, mark"""
     of_id: Mapping[str, Mapping[str, tuple[float, float]]]
-    """By model, its known metrics of the ID data, such as the error: mean and 2 std."""
+    """The metrics of ID data, such as the error, by model: mean and 2 std."""
     metrics: Sequence[str]
     negatives: Sequence[str]
     scores: Sequence[str]
-    """Those of SIRC first."""
+    """SIRC's come first."""
     spread: bool = False
-    """True if ± 2 std is shown."""
+    """Whether ± 2 std is shown."""
 
     @cached_property
     def _grid(self) -> dict[tuple[str, ...], Cell]:
@@ -87,7 +87,7 @@ class Table:
         return list(self.of_id)
 
     def cell(self, model: str, score: str, negative: str, metric: str) -> Cell:
-        """One value; its mean is NaN if the results have none."""
+        """One value; its mean is NaN if it is missing."""
         return self._grid.get((model, score, negative, metric), Cell(math.nan, math.nan, 0, ""))
 
     def scores_of(self, model: str) -> list[str]:
@@ -101,9 +101,9 @@ class Table:
         return [negative for negative in self.negatives if negative in has]
 
     def parts(self, columns: int | None = None, rows: int | None = None) -> list[Part]:
-        """Split into tables of at most so many columns and rows; models with different negatives are kept apart.
+        """Split into tables with at most so many columns and rows; models with different negatives get different ones.
 
-        ID✗ comes first in each table with room for two others, so that OOD values can be weighed against it.
+        ID✗ comes first in each table that has room for two more negatives, to compare OOD values with it.
         """
         parts = []
         for negatives, same in groupby(self.models, self.negatives_of):
@@ -117,11 +117,11 @@ class Table:
         return parts
 
     def text(self, width: int = 120) -> str:
-        """For the terminal: aligned, in parts no wider than `width`; * is best, _ second or third."""
+        """Aligned text, in parts no wider than `width`; * is best, _ second or third."""
         return formats.text(self, width)
 
     def csv(self) -> str:
-        """Tidy cells with their marks and the ID error, all as fractions, like stored results."""
+        """Tidy cells with their marks and the ID error, as fractions."""
         frame = self.cells if self.intervals else self.cells.drop(columns=["low", "high"])
         frame = frame.copy()
         for label in reversed(dict.fromkeys(["error", *(label for known in self.of_id.values() for label in known)])):
@@ -130,22 +130,22 @@ class Table:
         return as_csv(frame)
 
     def markdown(self) -> str:
-        """A table for each model; the best is **bold**, second and third are underlined."""
+        """A table for each model; the best value is **bold**, second and third are underlined."""
         return formats.markdown(self)
 
     def html(self, *, page: bool = False) -> str:
-        """A fragment that brings its own style, or a whole page."""
+        """A fragment with its own style, or a whole page."""
         return formats.html(self, page=page)
 
     def latex(self, *, document: bool = False) -> str:
-        """For LaTeX with booktabs, multirow and graphicx, or a whole document that `pdflatex` compiles."""
+        """LaTeX for booktabs, multirow and graphicx, or a whole document for `pdflatex`."""
         return formats.latex(self, document=document)
 
     def save(self, path: PathLike, *, overwrite: bool = False) -> Path:
         """Write a file in the format of its suffix: .csv, .md, .html (a page), .tex (a document) or .txt."""
         path = Path(path)
         if path.suffix.lower() not in _WRITERS:
-            raise ValueError(f"a table must go to a file that ends in {', '.join(_WRITERS)}; got '{path}'.")
+            raise ValueError(f"the file of a table must end in {', '.join(_WRITERS)}; got '{path}'.")
         refuse_existing(path, overwrite)
         content = _WRITERS[path.suffix.lower()](self)
         atomic_write(path, lambda file: file.write(content.encode()))
@@ -182,11 +182,11 @@ def table(
 ) -> Table:
     """Make a table of results: `model, seed, score, negative, metric, alpha, beta, value`, or what `combine` gives.
 
-    Figures are means over seeds, with `spread` mean ± 2 std (sample, n − 1). In each column of each model the best of
+    Values are means over seeds, with `spread` mean ± 2 std (sample, n − 1). In each column of each model, the best of
     the scores shown is bold, second and third are underlined; equal means share a mark, and a missing value has none.
-    `negatives` and `scores` pick and order; by default ID✗, the OOD mean and every OOD set, and all scores, SIRC's
-    first. Metrics of a mixture (`aurr`, `risk@95`…) are for one `alpha` and `beta`. Where results have columns `low`
-    and `high`, as `Evaluation.intervals` gives them, these stand beside the values of models with one run.
+    `negatives` and `scores` select and order; the default is ID✗, the OOD mean and every OOD set, and all scores with
+    SIRC's first. Metrics of a mixture (`aurr`, `risk@95`…) are for one `alpha` and `beta`. If results have columns
+    `low` and `high`, as from `Evaluation.intervals`, models with one run show them beside the values.
 
     Example:
         >>> import sirc
@@ -211,7 +211,7 @@ def table(
 
 
 def save_tables(results: pd.DataFrame | Table, folder: PathLike, *, overwrite: bool = False) -> list[Path]:
-    """Write `table.md`, `table.tex`, `table.html` and `table.csv` into a folder and give their paths.
+    """Write `table.md`, `table.tex`, `table.html` and `table.csv` into a folder, and return their paths.
 
     Example:
         >>> import tempfile, sirc

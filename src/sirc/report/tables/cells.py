@@ -1,4 +1,4 @@
-"""Cells of a table: mean and 2 std of the results over seeds, and the mark of each in its column."""
+"""Cells of a table: mean and 2 std of results over seeds, and the best marked."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from sirc.metrics import find_metric, lower_is_better
 _KEYS = ["model", *COLUMNS[:-1]]
 _GROUPS = ("Close", "Far")
 _METRICS_HINT = (
-    " One of your own is known once its module is imported (`--import MODULE`); those of the ID data stand beside each "
-    "model's name. Results are at one recall, and commands compute them at 95%."
+    " One of your own is known once its module is imported (`--import MODULE`); those of ID data stand beside each "
+    "model's name. Results are for one recall, which is 95% for commands."
 )
-_DIGITS = 12  # decimals: means that agree in these differ by rounding alone, and share a rank
+_DIGITS = 12  # decimals: means that agree in these only differ by rounding, and share a rank
 
 
 def summarise(results: pd.DataFrame) -> pd.DataFrame:
     """Summarise each value over the seeds of its model: `mean`, `two_std` (NaN for one seed), `runs`.
 
-    Where results have intervals, `low` and `high` are those of models with one seed; else NaN.
-
-    A value that is NaN, or that some of the model's seeds lack, has no mean: means over different seeds must not be
-    compared.
+    `low` and `high` are the intervals of models with one seed, if results have them, or else NaN. A value that is NaN
+    or missing for some of a model's seeds has no mean, because means over different seeds must not be compared.
     """
     columns = list(map(str, results.columns)) if isinstance(results, pd.DataFrame) else [type(results).__name__]
     combined = {"mean", "std", "runs"} <= set(columns)
@@ -43,10 +41,10 @@ def summarise(results: pd.DataFrame) -> pd.DataFrame:
         _refuse_twice(frame, _KEYS)
         return frame[[*_KEYS, "mean", "two_std", "runs"]].assign(low=np.nan, high=np.nan).reset_index(drop=True)
     _refuse_twice(frame, [*_KEYS, "seed"])
-    values = frame.groupby(_KEYS, sort=False, dropna=False)["value"]
-    summary: pd.DataFrame = values.agg(["mean", "std", "count"]).rename(columns={"count": "runs"}).reset_index()
+    groups = frame.groupby(_KEYS, sort=False, dropna=False)
+    summary: pd.DataFrame = groups["value"].agg(mean="mean", std="std", runs="count").reset_index()
     for end in ("low", "high"):
-        of_one = frame.groupby(_KEYS, sort=False, dropna=False)[end].first().to_numpy() if end in columns else np.nan
+        of_one = groups[end].first().to_numpy() if end in columns else np.nan
         summary[end] = np.where(summary["runs"] == 1, of_one, np.nan)
     whole = summary["runs"] == summary["model"].map(frame.groupby("model")["seed"].nunique())
     summary["mean"] = summary["mean"].where(whole)
@@ -55,7 +53,7 @@ def summarise(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def id_means(summary: pd.DataFrame) -> dict[str, dict[str, tuple[float, float]]]:
-    """Give mean and 2 std of the ID metrics, such as the error, by model; they are the same for every score."""
+    """Mean and 2 std of the metrics of ID data, such as the error, by model; they are the same for every score."""
     by_model: dict[str, dict[str, tuple[float, float]]] = {str(model): {} for model in summary["model"].unique()}
     rows = summary[summary["metric"].map(_is_of_id) & summary["mean"].notna()].drop_duplicates(["model", "metric"])
     for model, metric, mean, two_std in rows[["model", "metric", "mean", "two_std"]].itertuples(index=False):
@@ -71,11 +69,11 @@ def choose(
     alpha: float | None,
     beta: float | None,
 ) -> tuple[pd.DataFrame, dict[str, list[str]]]:
-    """Give the rows asked for, and the scores, negatives and metrics in the order in which they are shown."""
+    """Select rows, and order the scores, negatives and metrics to show."""
     known_metrics = [metric for metric in summary["metric"].unique() if not _is_of_id(metric)]
     if not known_metrics:
         raise ValueError(
-            "a table needs inputs to compare ID✓ with; no ID prediction is wrong, and there are no OOD sets."
+            "a table needs wrong ID predictions or OOD sets to compare ID✓ with; these results have neither."
         )
     wanted_metrics = _among("metrics", metrics, known_metrics, _METRICS_HINT)
     if odd := [metric for metric in wanted_metrics if not find_metric(metric)]:
@@ -95,9 +93,9 @@ def choose(
 
 
 def mark(cells: pd.DataFrame) -> pd.Series[str]:
-    """Bold for the best of each model, negative and metric, underline for second and third; equal values share a rank.
+    """Mark the best of each model, negative and metric `bold`, second and third `underline`; equal values share a rank.
 
-    A score alone in its column is not marked.
+    A score alone in its column has no mark.
     """
     goodness = cells["mean"].where(~cells["metric"].map(lower_is_better), -cells["mean"]).round(_DIGITS)
     columns = goodness.groupby([cells["model"], cells["negative"], cells["metric"]])
@@ -108,12 +106,12 @@ def mark(cells: pd.DataFrame) -> pd.Series[str]:
 
 
 def is_sirc(score: str) -> bool:
-    """Tell if a score belongs to the first group of rows, SIRC's."""
+    """Whether a score is SIRC's, which come first."""
     return score.replace(" ", "").startswith("sirc(")
 
 
 def _usual(known: list[str], metrics: list[str]) -> list[str]:
-    """ID✗, the OOD mean and each OOD set; metrics of a mixture have the pooled sets and groups first instead of ID✗."""
+    """ID✗, the OOD mean and each OOD set; for metrics of a mixture, pooled sets and groups instead of ID✗."""
     sets = [name for name in known if name not in (WRONG, MEAN, POOLED, *_GROUPS)]
     if any(metric.of_negative for metric in map(find_metric, metrics) if metric):
         order = [WRONG, MEAN, *sets]
@@ -123,7 +121,7 @@ def _usual(known: list[str], metrics: list[str]) -> list[str]:
 
 
 def _is_of_id(label: str) -> bool:
-    """Whether a metric describes the ID data, and so stands beside the model's name."""
+    """Whether a metric describes the ID data; it stands beside the model's name."""
     metric = find_metric(label)
     return metric is not None and not metric.per_negative
 
@@ -137,7 +135,7 @@ def _among(what: str, wanted: Sequence[str], known: Sequence[str], hint: str = "
 
 
 def _at(rows: pd.DataFrame, name: str, wanted: float | None) -> pd.DataFrame:
-    """Keep the rows at one α or β, and those it does not touch: NaN, or ID✗ alone, which is at α = 1."""
+    """Keep the rows at one α or β, and those without: NaN, or ID✗ alone, which is at α = 1."""
     fixed = rows[name].isna() | ((rows["negative"] == WRONG) & (name == "alpha"))
     known = sorted(rows[name][~fixed].unique())
     if wanted is None and len(known) > 1:

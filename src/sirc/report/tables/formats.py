@@ -1,4 +1,4 @@
-"""Formats of a table: terminal, Markdown, HTML and LaTeX, each written from the same rows of entries."""
+"""Formats of a table: terminal, Markdown, HTML and LaTeX."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from sirc.report.tables import Part, Table
 
 CellText = tuple[str, str, str]
-"""A cell: its mark; its mean × 100, or a dash; its 2 std (±0.2) or interval ([80.1, 83.4]) where shown."""
+"""A cell as text: its mark; its mean × 100, or a dash; its 2 std (±0.2), its interval ([80.1, 83.4]) or nothing."""
 _MISSING = "–"
-_SIGNS = {"bold": "*", "underline": "_", "": ""}  # as in Markdown; before the number, so that points stay aligned
+_SIGNS = {"bold": "*", "underline": "_", "": ""}  # before the number, to keep decimal points aligned
 _MARKDOWN_MARKS = {"bold": "**{}**", "underline": "<u>{}</u>", "": "{}"}
 _HTML_MARKS = {"bold": "<b>{}</b>", "underline": "<u>{}</u>", "": "{}"}
 _LATEX_MARKS = {"bold": r"\textbf{%s}", "underline": r"\underline{%s}", "": "%s"}
@@ -33,7 +33,7 @@ _GAP = 3  # between columns of text
 _NAME, _HEAD = 40, 20  # longer names are broken
 _COLUMNS, _ROWS = 12, 54  # of values, on a page of LaTeX
 _LEFT = 3  # columns before the values: model, group, method
-_PER_ROW = 2.2  # letters of rotated text that are as long as a row is high
+_PER_ROW = 2.2  # letters of rotated text for the height of a row
 _STYLE = """<style>
 .sirc-table { overflow-x: auto; font: 14px/1.5 system-ui, sans-serif; }
 .sirc-table table { border-collapse: collapse; border-block: 2px solid; margin-block: 1em; white-space: nowrap; }
@@ -61,7 +61,7 @@ _PAGE = """<!doctype html>
 _PACKAGES = r"""\usepackage{booktabs}
 \usepackage{multirow}
 \usepackage{graphicx}"""
-# Shrunk where it is wider than the page, and never enlarged.
+# A table that is wider than the page is shrunk.
 _FLOAT = r"""\begin{table}[htbp]
 \centering
 \caption{%s}
@@ -80,7 +80,7 @@ _DOCUMENT = r"""\documentclass{article}
 
 
 def _rows(table: Table, part: Part, model: str) -> Iterator[tuple[str, list[CellText], bool]]:
-    """Give each score, its cells, and whether it is the first after SIRC's scores."""
+    """Yield each score with its cells, and whether it is the first after SIRC's scores."""
     before = ""
     for score in table.scores_of(model):
         entries = [_entry(table, model, score, *column) for column in part.columns]
@@ -92,7 +92,7 @@ def _entry(table: Table, model: str, score: str, negative: str, metric: str) -> 
     cell = table.cell(model, score, negative, metric)
     if math.isnan(cell.mean):
         return cell.mark, _MISSING, ""
-    # Percentages vary by tenths and more between runs; values shown ×10² vary less.
+    # Between runs, percentages vary by at least tenths; values shown ×10² vary less.
     known = find_metric(metric)
     decimals = 1 if known and known.unit == "%" else 2
     beside = ""
@@ -104,12 +104,12 @@ def _entry(table: Table, model: str, score: str, negative: str, metric: str) -> 
 
 
 def _about(table: Table, model: str, style: Style) -> str:
-    """The name of a model and its known metrics of the ID data."""
+    """The name of a model and its metrics of ID data."""
     return ", ".join(filter(None, (escape(model, style), _of_id(table, model, style))))
 
 
 def _of_id(table: Table, model: str, style: Style) -> str:
-    """The metrics of the ID data of a model, such as its error."""
+    """A model's metrics of ID data, such as its error."""
     entries = []
     for label, (mean, two_std) in table.of_id[model].items():
         spread = f" ±{100 * two_std:.1f}" if table.spread and not math.isnan(two_std) else ""
@@ -144,7 +144,7 @@ def _runs(table: Table) -> str:
 
 
 def text(table: Table, width: int) -> str:
-    """Plain text, wider than `width` if one negative needs more."""
+    """Plain text; it is wider than `width` if one negative needs more."""
     label, each = _widths(table)
     width = max(width, label + each)
     console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None, legacy_windows=False)
@@ -155,7 +155,7 @@ def text(table: Table, width: int) -> str:
 
 
 def renderables(table: Table, width: int, *, styled: bool) -> Iterator[RenderableType]:
-    """The pieces that rich prints: a table for each model and part, then the legend."""
+    """Yield what rich prints: a table for each model and part, then the legend."""
     heads = _heads(table)
     label, each = _widths(table)
     for part in table.parts(columns=max(1, (width - label) // each) * len(heads)):
@@ -182,7 +182,7 @@ def _heads(table: Table) -> list[str]:
 
 
 def _widths(table: Table) -> tuple[int, int]:
-    """The widths of the names of scores and of the columns of one negative."""
+    """The width of the score names, and that of one negative's columns."""
     entry = 22 if table.intervals else 13 if table.spread else 7
     entries = [max(len(head), entry) + _GAP for head in _heads(table)]
     longest = max(cell_len(negative_name(negative)) for negative in table.negatives)
@@ -198,7 +198,7 @@ def _broken(name: str, width: int) -> str:
 
 def _text_cell(mark: str, value: str, spread: str, *, styled: bool) -> Text:
     written = f"{value} {spread:>5}" if spread else value
-    # The style belongs to the characters, not to the padding before them.
+    # The style is for the characters, not for the padding before them.
     return Text().append(written, mark) if styled else Text(_SIGNS[mark] + written)
 
 
@@ -221,12 +221,12 @@ def markdown(table: Table) -> str:
 
 
 def _literal(text: str) -> str:
-    """A name of a model, a score or a set as Markdown."""
+    """A name as Markdown that shows it literally."""
     return as_markdown(escape(text, "text"))
 
 
 def html(table: Table, *, page: bool) -> str:
-    """One HTML table for all models that have the same negatives, with a body of rows for each model."""
+    """One HTML table for all models with the same negatives, with a `tbody` for each model."""
     parts = table.parts()
     tables = [_html_table(table, part, last=part is parts[-1]) for part in parts]
     fragment = "\n".join(['<div class="sirc-table">', _STYLE, *tables, "</div>"]) + "\n"
@@ -260,7 +260,7 @@ def _html_cell(entry: CellText) -> str:
 
 
 def latex(table: Table, *, document: bool) -> str:
-    """The floats of all parts; the first caption says what they show."""
+    """A float for each part; the first caption describes all."""
     parts = table.parts(_COLUMNS, _ROWS)
     captions = [_caption(table, "latex"), *["Continued."] * (len(parts) - 1)]
     body = "\n".join(_FLOAT % (words, _tabular(table, part)) for words, part in zip(captions, parts, strict=True))
@@ -295,7 +295,7 @@ def _row(cells: list[str]) -> str:
 
 
 def _rule(table: Table, part: Part, start: int) -> str:
-    """A rule below a group, broken between ID✗ and the OOD sets: they answer two questions."""
+    """A rule below a group, with a gap between ID✗ and the OOD sets, which answer different questions."""
     last = _LEFT + len(part.columns)
     cut = _LEFT + len(table.metrics)
     if part.negatives[0] != WRONG or cut == last:
