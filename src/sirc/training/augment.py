@@ -18,23 +18,20 @@ if TYPE_CHECKING:
 
     from sirc.training.recipe import Augment
 
-_TRIES = 10  # as torchvision's RandomResizedCrop does before it takes the central crop
+_TRIES = 10  # before the central crop is taken, as in torchvision's RandomResizedCrop
 
 
 def random_key(use: Literal["order", "image", "boxes", "network"], *numbers: int) -> int:
-    """Mix several numbers into one seed.
-
-    `use` says what is drawn, so that the order of an epoch is independent of the crop of an image.
-    """
+    """Mix several numbers into one seed; `use` makes what is drawn for one use independent of the others."""
     # NumPy's SeedSequence gives (1, 2) and (1, 2, 0) the same seed.
     digest = hashlib.blake2b(" ".join([use, *map(str, numbers)]).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def training_transform(augment: Augment, preprocess: Preprocess) -> Callable[[Image], Tensor]:
-    """Make the transform of one image to uint8 (3, H, W); it draws from torch's default generator.
+    """Make the transform of one image to uint8 (3, H, W), which draws from torch's default generator.
 
-    `Normalise` follows on the device, so that workers transfer a quarter of the bytes.
+    `Normalise` follows on the device: bytes are a quarter of the transfer that floats would be.
     """
     from torchvision.transforms import InterpolationMode, v2
 
@@ -53,12 +50,12 @@ def training_transform(augment: Augment, preprocess: Preprocess) -> Callable[[Im
 
 
 def crop_size(preprocess: Preprocess) -> list[int]:
-    """Get the (height, width) that random crops are scaled to; the error says how to set it."""
+    """Get the (height, width) that random crops are scaled to."""
     size = preprocess.size
     if size is None:
         raise ValueError(
-            "`preprocess.crop` or `preprocess.resize` must be given to crop at random, as the size of the crop; both "
-            'are absent. Set one, or `train.augment.crop = "none"`.'
+            "`preprocess.crop` or `preprocess.resize` must be given for random crops, as their size; both are absent. "
+            'Set one, or `train.augment.crop = "none"`.'
         )
     return [size, size] if isinstance(size, int) else list(size)
 
@@ -67,8 +64,8 @@ def crop_size(preprocess: Preprocess) -> list[int]:
 class DeviceAugment:
     """Augments batches of uint8 images of one size, on their device.
 
-    Crops are bilinear without antialiasing. Where a crop is smaller than the output, as nearly always for small images,
-    that is torchvision's result.
+    Crops are bilinear without antialiasing. If a crop is smaller than the output, as nearly always for small images,
+    the result is torchvision's.
     """
 
     def __init__(self, augment: Augment, preprocess: Preprocess, images: CachedImages, *, seed: int) -> None:
@@ -114,7 +111,7 @@ def resample(images: Tensor, boxes: Tensor, output: Sequence[int], *, clamp: boo
     """Cut a box out of each float image (N, C, H, W) and scale it to `output`, bilinearly.
 
     A box is (top, left, height, width, flip), in pixels. With `clamp` no pixel outside the box is used, as if the image
-    were cropped first; without it, everything outside the image is black.
+    were cropped first; without it, the surroundings of the image are black.
     """
     height, width = images.shape[-2:]
     top, left, tall, wide, flip = boxes.to(images.dtype).unbind(-1)

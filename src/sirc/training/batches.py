@@ -1,4 +1,4 @@
-"""Training batches, the same for any number of processes: read by workers, or cached on the device."""
+"""Training batches, the same for any number of processes: from worker processes, or from a cache on the device."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Order:
         return -(-self.count // self.batch_size)
 
     def batches(self, epoch: int, device: torch.device | str = "cpu") -> Iterator[tuple[Tensor, int, bool]]:
-        """Yield this process's indices of each global batch, the size of that batch, and whether they count.
+        """Yield this process's indices of each global batch, the size of that batch, and whether the indices count.
 
-        If the last batch has fewer images than there are processes, some get one image that does not count.
+        If the last batch has fewer images than there are processes, those left over get an image that does not count.
         """
         generator = torch.Generator().manual_seed(random_key("order", self.seed, epoch))
         order = torch.randperm(self.count, generator=generator).to(device)
@@ -71,7 +71,7 @@ class Order:
 
 
 class _Batches:
-    """The order of the batches, and the images that this process could not read in this epoch."""
+    """The order of the batches, and the images that this process could not read."""
 
     def __init__(self, order: Order, recipe: Train, preprocess: Preprocess) -> None:
         self.order = order
@@ -80,7 +80,7 @@ class _Batches:
         self._normalise = Normalise(preprocess, order.device)
 
     def _note_unreadable(self, kind: str, images: ImageSet, lost: Sequence[Unreadable]) -> None:
-        """Record unreadable images; raise unless they are skipped, and always if the machine failed."""
+        """Record unreadable images; raise if the recipe does not skip them, or if the machine failed."""
         for item in lost:
             where = images.where(item.index)
             why = item.why if where in item.why else f"{where}: {item.why}"
@@ -92,7 +92,7 @@ class _Batches:
 
 @final
 class LoaderBatches(_Batches):
-    """Batches that worker processes read and augment when they are needed, normalised on the device."""
+    """Batches that worker processes read and augment as needed; the device normalises them."""
 
     def __init__(
         self, train: ImageSet, validation: ImageSet | None, order: Order, recipe: Train, preprocess: Preprocess
@@ -121,7 +121,7 @@ class LoaderBatches(_Batches):
             self._validation = load(validation, preprocess.pixels(), blocks, _collate)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch; workers get the epoch with each index."""
+        """Yield the batches of an epoch."""
         self.unreadable.clear()
         self._keys.epoch = epoch
         sizes = (total for _, total, _ in self.order.batches(epoch))
@@ -192,11 +192,10 @@ class DeviceBatches(_Batches):
         if self._validation is None:
             return
         images, labels = self._validation
-        readable = (labels != IGNORED).nonzero()[:, 0] if images.lost else None
-        for block in self.order.blocks(len(images if readable is None else readable)):
-            part: slice | Tensor = slice(block.start, block.stop)
-            part = part if readable is None else readable[part]
-            yield self._normalise(images[part]), labels[part]
+        readable = (labels != IGNORED).nonzero()[:, 0]
+        for block in self.order.blocks(len(readable)):
+            rows = readable[block.start : block.stop]
+            yield self._normalise(images[rows]), labels[rows]
 
 
 def required_labels(images: ImageSet) -> Tensor:
@@ -207,7 +206,7 @@ def required_labels(images: ImageSet) -> Tensor:
 
 
 def input_shape(images: ImageSet, augment: Augment, preprocess: Preprocess) -> tuple[int, int, int]:
-    """Get the shape (3, H, W) of the training input, from the first image unless the settings fix it."""
+    """Get the shape (3, H, W) of the network's input: from the settings, or else from the first image."""
     if augment.crop != "none" and preprocess.size is not None:
         height, width = crop_size(preprocess)
         return 3, height, width
@@ -218,7 +217,7 @@ def input_shape(images: ImageSet, augment: Augment, preprocess: Preprocess) -> t
 
 @final
 class _EpochKeys:
-    """The keys of each batch of an epoch."""
+    """A batch sampler: the keys of each batch of `epoch`, which workers get with each index."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
@@ -231,7 +230,7 @@ class _EpochKeys:
 
 @final
 class _Items(Dataset[_Item]):
-    """Images and labels, by (epoch, index, whether it counts); all randomness comes from (seed, epoch, index).
+    """Images and labels by (epoch, index, whether it counts); all randomness comes from (seed, epoch, index).
 
     An image that cannot be read becomes an `Unreadable`.
     """
@@ -244,19 +243,17 @@ class _Items(Dataset[_Item]):
     def __getitem__(self, key: _Key) -> _Item:
         epoch, index, counts = key
         label = int(self.labels[index]) if counts else IGNORED
-        state = torch.default_generator.get_state()
-        try:
+        with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed, which would seed the GPU as well.
             torch.default_generator.manual_seed(random_key("image", self.seed, epoch, index))
-            return self.transform(self.images.image(index)), label
-        except READ_ERRORS as error:
-            return Unreadable.because(index, error), label
-        finally:
-            torch.default_generator.set_state(state)
+            try:
+                return self.transform(self.images.image(index)), label
+            except READ_ERRORS as error:
+                return Unreadable.because(index, error), label
 
 
 def _collate(items: Sequence[_Item], blank: Tensor | None = None) -> _Collated:
-    """Collate the readable items; an unreadable one is left out, or replaced by `blank` with an ignored label."""
+    """Collate readable items; an unreadable one becomes `blank` with an ignored label, or is left out without it."""
     lost = [x for x, _ in items if isinstance(x, Unreadable)]
     filled = [(blank, IGNORED) if isinstance(x, Unreadable) else (x, label) for x, label in items]
     readable = [(x, label) for x, label in filled if x is not None]
