@@ -19,7 +19,7 @@ from sirc._utils.parts import Parts
 from sirc.data import image_folder
 from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
-from sirc.extraction.writer import _Shard
+from sirc.extraction.writer import Shard
 from sirc.progress import Progress
 from support.interpreters import launched, python
 
@@ -467,9 +467,9 @@ def test_a_model_that_drops_a_row_is_refused(tmp_path):
 def test_a_part_whose_rows_are_not_those_of_its_items_is_computed_again(tmp_path):
     parts = Parts(tmp_path, {})
     parts.write(0, {"logits": torch.ones(4, K)}, {"items": "[0, 5, 3]"})
-    assert len(_Shard(range(10), 0, parts, skips=True).left) == 5
+    assert len(Shard(range(10), 0, parts, skips=True).left) == 5
     parts.write(0, {"logits": torch.ones(4, K)}, {"items": "[0, 5]"})
-    assert len(_Shard(range(10), 0, parts, skips=True).left) == 10
+    assert len(Shard(range(10), 0, parts, skips=True).left) == 10
 
 
 KILLED = """
@@ -549,7 +549,7 @@ def test_wrappers_are_seen_through():
 
 def test_launched_processes_that_have_not_joined_are_told(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="the 2 processes that were launched must have joined"):
+    with pytest.raises(ValueError, match="the 2 processes that were launched must join"):
         sirc.extract(network(), rows())
 
 
