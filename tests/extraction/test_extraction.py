@@ -525,7 +525,7 @@ def test_a_failing_machine_is_not_a_broken_image(tmp_path):
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             return rows(40)[index]
 
-    with pytest.raises(OSError, match=r"item 13 cannot be opened, which is no fault of the image: .*open files"):
+    with pytest.raises(OSError, match=r"item 13 cannot be opened; the machine failed, not the image: .*open files"):
         sirc.extract(network(), Failing(), tmp_path / "s", batch_size=2, shard_size=4, on_error="skip")
     store = sirc.OutputStore(tmp_path / "s")
     assert store.skipped == []

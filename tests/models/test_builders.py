@@ -118,7 +118,7 @@ def test_a_function_of_one_s_own_is_found_in_the_current_folder(mine):
         (
             "timm:resnet18",
             {"pretrained": True, "checkpoint": "x"},
-            "`checkpoint` must be left out where `pretrained` is given; got True",
+            "`checkpoint` must be left out if `pretrained` is given; got True",
         ),
         (
             "timm:resnet18",
@@ -665,5 +665,5 @@ def test_stems_that_cannot_be_are_told():
         build("torchvision:resnet18", stem="small")
     with pytest.raises(ValueError, match="first convolution has stride 2; that of `torchvision:vgg11` has stride"):
         build("torchvision:vgg11", num_classes=2, stem="half")
-    with pytest.raises(ValueError, match='`stem` must be "own" where `pretrained` is given'):
+    with pytest.raises(ValueError, match='`stem` must be "own" if `pretrained` is given'):
         build("torchvision:resnet18", pretrained=True, stem="half")

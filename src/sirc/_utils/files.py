@@ -82,7 +82,7 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
         if isinstance(error, OSError) and (
             error.errno in DISK_FULL or _TEMPORARY.fullmatch(Path(str(error.filename)).name)
         ):
-            text = f"'{path}' cannot be written: {error.strerror}. Mend that, or choose another path"
+            text = f"'{path}' cannot be written: {error.strerror}. Repair that, or choose another path"
             raise OSError(error.errno, text) from error
         raise
     WRITTEN.add(path.absolute())
@@ -367,7 +367,7 @@ def read_header(path: PathLike, metadata: Mapping[str, str], what: str, version:
         raise StoreError(f"'{path}' is not a saved {what}: write one with `{name}.save(path)`")
     if (written := header.get("version")) != version:
         raise StoreError(
-            f"'{path}' has {what} format {shorten(str(written))}, and this version of sirc reads {version}: use the "
+            f"'{path}' has {what} format {shorten(str(written))} and this version of sirc reads {version}: use the "
             "version that wrote it, or make and save it again"
         )
     return header

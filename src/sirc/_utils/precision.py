@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, Literal, ParamSpec, TypeVar, final
+from typing import Any, Literal, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Precision = Literal["fp32", "bf16"]
 """The arithmetic of a network: plain float32, or bfloat16 by autocast."""
 
-_P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _BACKENDS = ("cuda", "mkldnn")
@@ -25,27 +23,6 @@ _FULL = ("none", "ieee")
 _lock = threading.Lock()
 _inside = 0
 _restore: Callable[[], None] | None = None
-
-
-def exact(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run a function in the precision of its tensors, without gradients, and outside of inference mode.
-
-    Autocast around the caller would round matrix products to half precision, TF32 to 10 bits. Tensors made in inference
-    mode could not be changed outside of it.
-    """
-
-    @wraps(function)
-    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-            torch.autocast("cpu", enabled=False),
-            torch.autocast("cuda", enabled=False),
-            full_products(),
-        ):
-            return function(*args, **kwargs)
-
-    return run
 
 
 @contextmanager
@@ -67,6 +44,26 @@ def full_products() -> Iterator[None]:
             if not _inside and _restore is not None:
                 _restore()
                 _restore = None
+
+
+@contextmanager
+def _exactly() -> Iterator[None]:
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+        full_products(),
+    ):
+        yield
+
+
+exact = _exactly()
+"""Decorate a function to run in the precision of its tensors, without gradients, and outside of inference mode.
+
+Autocast around the caller would round matrix products to half precision, TF32 to 10 bits. Tensors made in inference
+mode could not be changed outside of it.
+"""
 
 
 def _set_full() -> Callable[[], None] | None:

@@ -37,10 +37,10 @@ def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def with_lines(title: str, lines: Sequence[str], most: int = 20) -> str:
-    """A title with indented lines below it: at most `most`, then the number of the others."""
-    more = [f"… and {len(lines) - most} more"] if len(lines) > most else []
-    return "\n  ".join([title, *lines[:most], *more])
+def with_lines(title: str, lines: Sequence[str]) -> str:
+    """A title with indented lines below it: the first 20, then the number of the others."""
+    more = [f"… and {len(lines) - 20} more"] if len(lines) > 20 else []
+    return "\n  ".join([title, *lines[:20], *more])
 
 
 def aligned(columns: Sequence[Sequence[str]]) -> Iterator[str]:

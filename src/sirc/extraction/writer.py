@@ -92,7 +92,7 @@ class Extraction:
             if self.on_error == "stop" and (skipped := store.skipped):
                 raise StoreError(
                     f"'{store.path}' lacks {len(skipped)} images that could not be read, such as "
-                    f"{self.reader.where(skipped[0])}. Mend them and delete the shards that lack them, or {_SKIP}"
+                    f"{self.reader.where(skipped[0])}. Repair them and delete the shards that lack them, or {_SKIP}"
                 )
         with distributed.failing_together():
             skips = self.on_error == "skip"
@@ -146,7 +146,7 @@ class Extraction:
         if lost and self.on_error == "stop":
             raise ImageError(
                 f"every image must be readable; {self.reader.where(lost[0].index)} is not: "
-                f"{lost[0].why} Mend or remove it, or {_SKIP}"
+                f"{lost[0].why} Repair or remove it, or {_SKIP}"
             )
 
     def _unpinned(self, shard: Shard) -> Outputs:

@@ -106,8 +106,8 @@ def _from_folder(folder: str) -> nn.Module:
         if "weights_only" in str(cause):  # torch would advise to switch that off
             why = "its weights are a pickle that holds more than weights; it is not read, as reading it would run code"
         raise ValueError(
-            f"'{folder}' must hold config.json and weights, in the format of timm and the Hub; {why}. Mend the folder, "
-            "or name the network and a file of weights: `timm:NAME=FILE`."
+            f"'{folder}' must hold config.json and weights, in the format of timm and the Hub; {why}. Repair the "
+            "folder, or name the network and a file of weights: `timm:NAME=FILE`."
         ) from error
 
 
@@ -121,12 +121,10 @@ def check_settings(
     if pretrained == "":
         raise ValueError("`pretrained` must be true, false or the name of weights; got an empty string.")
     if pretrained and checkpoint is not None:
-        raise ValueError(
-            f"`checkpoint` must be left out where `pretrained` is given; got {quoted(pretrained)}. Drop one."
-        )
+        raise ValueError(f"`checkpoint` must be left out if `pretrained` is given; got {quoted(pretrained)}. Drop one.")
     if pretrained and stem != "own":
         raise ValueError(
-            f'`stem` must be "own" where `pretrained` is given, since the weights are for that stem; got "{stem}". '
+            f'`stem` must be "own" if `pretrained` is given, since the weights are for that stem; got "{stem}". '
             "Train the network, or pass a `checkpoint` that was trained with this stem."
         )
     return _split(name)
@@ -255,7 +253,7 @@ def _torchvision(network: str, pretrained: bool | str) -> tuple[Callable[..., nn
 
 
 def _torchvision_weights(network: str, pretrained: bool | str) -> Any:
-    """Get torchvision's weights of a network, None where `pretrained` is false."""
+    """Get torchvision's weights of a network, or None if `pretrained` is false."""
     models = _library("torchvision").models
     if network.lower() not in (known := models.list_models()):
         raise ValueError(f"torchvision has no model `{shorten(network)}`.{closest(network, known)}")
@@ -325,7 +323,7 @@ def _create(
             f"them elsewhere ({published[1]}) and pass the file {_AS_CHECKPOINT}."
         ) from error
     finally:
-        del os.environ[key]
+        os.environ.pop(key, None)  # another thread may have removed it
         if before is not None:
             os.environ[key] = before
 

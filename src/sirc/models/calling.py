@@ -134,7 +134,11 @@ def model_logits(output: object) -> Tensor:
     if values is None:
         values = output.get("logits", output) if isinstance(output, Mapping) else output
     parts = values if isinstance(values, Mapping) else dict(enumerate(values if _is_list(values) else [values]))
-    matrices = [rows for rows in map(_logit_rows, parts.values()) if rows is not None]
+    matrices = [
+        x.flatten(1)
+        for x in parts.values()
+        if isinstance(x, Tensor) and (x.ndim == 2 or (x.ndim == 4 and x.shape[2:] == (1, 1)))
+    ]
     if len(matrices) == 1:
         return matrices[0]
     if matrices and _is_list(values):
@@ -186,12 +190,3 @@ def _first_floating(model: nn.Module, kind: Literal["_parameters", "_buffers"]) 
         if part is not None and (found := _first_floating(part, kind)) is not None:
             return found
     return None
-
-
-def _logit_rows(output: object) -> Tensor | None:
-    """Reshape a tensor (N, K) or (N, K, 1, 1) to (N, K); None for anything else."""
-    if not isinstance(output, Tensor):
-        return None
-    if output.ndim == 4 and output.shape[2:] == (1, 1):
-        return output.flatten(1)
-    return output if output.ndim == 2 else None

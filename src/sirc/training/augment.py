@@ -31,7 +31,7 @@ def random_key(use: Literal["order", "image", "boxes", "network"], *numbers: int
 def training_transform(augment: Augment, preprocess: Preprocess) -> Callable[[Image], Tensor]:
     """Make the transform of one image to uint8 (3, H, W), which draws from torch's default generator.
 
-    `Normalise` follows on the device: bytes are a quarter of the transfer that floats would be.
+    The device normalises the images: uint8 is a quarter of the transfer that floats would be.
     """
     from torchvision.transforms import InterpolationMode, v2
 
@@ -75,7 +75,7 @@ class DeviceAugment:
         self.sides = images.pixels.shape[-2:]
         whole = augment.crop != "resized" or preprocess.size is None
         self.output = self.sides if whole else crop_size(preprocess)
-        self._normalise = Normalise(preprocess, images.pixels.device)
+        self._normalise = normaliser(preprocess, images.pixels.device)
         self._boxes: Tensor
 
     def start(self, epoch: int) -> None:
@@ -92,19 +92,11 @@ class DeviceAugment:
         return self._normalise(resample(images, self._boxes[index], self.output, clamp=clamp))
 
 
-@final
-class Normalise:
-    """Normalises uint8 images, or floats on that scale, for the network."""
-
-    def __init__(self, preprocess: Preprocess, device: torch.device) -> None:
-        mean = torch.tensor(preprocess.mean, device=device)
-        std = torch.tensor(preprocess.std, device=device)
-        self.scale = (1 / (255 * std))[:, None, None]
-        self.shift = (-mean / std)[:, None, None]
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """(x/255 − mean)/std, channel by channel."""
-        return torch.addcmul(self.shift, images.float(), self.scale)
+def normaliser(preprocess: Preprocess, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Make the function (x/255 − mean)/std of uint8 images, or of floats on that scale, on a device."""
+    mean, std = (torch.tensor(values, device=device)[:, None, None] for values in (preprocess.mean, preprocess.std))
+    scale, shift = 1 / (255 * std), -mean / std
+    return lambda images: torch.addcmul(shift, images.float(), scale)
 
 
 def resample(images: Tensor, boxes: Tensor, output: Sequence[int], *, clamp: bool) -> Tensor:

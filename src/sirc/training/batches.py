@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from sirc.data import READ_ERRORS, CachedImages, DeviceCache, ImageSet, Preprocess, Unreadable, usable_workers
 from sirc.errors import ImageError
 from sirc.progress import Progress
-from sirc.training.augment import DeviceAugment, Normalise, crop_size, random_key, training_transform
+from sirc.training.augment import DeviceAugment, crop_size, normaliser, random_key, training_transform
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -77,7 +77,7 @@ class _Batches:
         self.order = order
         self.unreadable: set[str] = set()
         self._skip = recipe.on_error == "skip"
-        self._normalise = Normalise(preprocess, order.device)
+        self._normalise = normaliser(preprocess, order.device)
 
     def _note_unreadable(self, kind: str, images: ImageSet, lost: Sequence[Unreadable]) -> None:
         """Record unreadable images; raise if the recipe does not skip them, or if the machine failed."""

@@ -92,7 +92,7 @@ class Train:
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"`weight_decay` must be at least 0 and finite; got {self.weight_decay}.")
         if self.nesterov and self.momentum == 0:
-            raise ValueError("`nesterov` must be false where `momentum` is 0; got true.")
+            raise ValueError("`nesterov` must be false if `momentum` is 0; got true.")
         if any(a >= b for a, b in zip((0, *self.milestones), self.milestones, strict=False)):
             raise ValueError(f"`milestones` must be epochs ≥ 1 that increase; got {list(self.milestones)}.")
         if not 0 <= self.warmup <= self.epochs:
