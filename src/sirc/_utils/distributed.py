@@ -50,8 +50,7 @@ def is_main() -> bool:
 
 def barrier() -> None:
     """Wait until every process is here."""
-    if world() > 1:
-        gather_texts("")  # unlike `dist.barrier`, it works on any device
+    gather_texts("")  # unlike `dist.barrier`, it works on any device
 
 
 def require_joined(function: str) -> None:

@@ -1,9 +1,10 @@
 """The last layer of any classifier, v = W z + b: found by running the classifier once."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeGuard
 
 import torch
@@ -78,7 +79,7 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
                 )
             return head
     for run in runs:
-        if run.rows is not None and (around := _around(model, run, logits)):
+        if around := _around(model, run, logits):
             return around
     if logits.isnan().any():
         raise ValueError("The model must give numbers for `example`; it gave NaN. Check the inputs and the weights.")
@@ -138,17 +139,16 @@ def _watch(model: nn.Module, example: object) -> tuple[list[_Run], object]:
     """Run the model once; return the executions of its linear layers, the last first, and its output."""
     runs: list[_Run] = []
 
-    def watcher(name: str, layer: LinearLayer) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: object) -> None:
-            inputs = layer_input(args, kwargs)
-            K, L = layer_size(layer)
-            features = as_rows(inputs, L)
-            outputs = as_rows(output, K) if isinstance(output, Tensor) else None
-            # Cloned, since later code may work in place: x = fc(x); x /= temperature.
-            rows = None if features is None or outputs is None else (features.clone(), outputs.clone())
-            runs.append(_Run(name, layer, tuple(inputs.shape), rows))
-
-        return hook
+    def record(
+        name: str, layer: LinearLayer, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: object
+    ) -> None:
+        inputs = layer_input(args, kwargs)
+        K, L = layer_size(layer)
+        features = as_rows(inputs, L)
+        outputs = as_rows(output, K) if isinstance(output, Tensor) else None
+        # Cloned, since later code may work in place: x = fc(x); x /= temperature.
+        rows = None if features is None or outputs is None else (features.clone(), outputs.clone())
+        runs.append(_Run(name, layer, tuple(inputs.shape), rows))
 
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
@@ -157,7 +157,7 @@ def _watch(model: nn.Module, example: object) -> tuple[list[_Run], object]:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         for name, layer in model.named_modules():
             if is_linear_layer(layer):
-                stack.enter_context(layer.register_forward_hook(watcher(name, layer), with_kwargs=True))
+                stack.enter_context(layer.register_forward_hook(partial(record, name), with_kwargs=True))
         output = call_model(model, copy_of(example))
     return runs[::-1], output
 
@@ -178,10 +178,10 @@ def _gives(head: Head, features: Tensor, outputs: Tensor) -> bool:
 
 def _around(model: nn.Module, run: _Run, logits: Tensor) -> Head | None:
     """Find W and b of a layer and its adapter, such as LoRA, by calling the module that holds both."""
-    assert run.rows is not None
-    z, module = run.rows[0], model.get_submodule(run.name.rpartition(".")[0])
-    if module is model or run.rows[1].shape != logits.shape:
+    module = model.get_submodule(run.name.rpartition(".")[0])
+    if module is model or run.rows is None or run.rows[1].shape != logits.shape:
         return None
+    z = run.rows[0]
     with evaluating(model), suppress(Exception):  # a module that takes something else may raise anything
         if torch.equal(module(z).to(logits), logits):
             b, columns = module(torch.zeros_like(z[:1]))[0], module(torch.eye(z.shape[1]).to(z))

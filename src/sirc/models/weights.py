@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils.arrays import bytes_of
-from sirc._utils.files import PathLike, read_safetensors, write_safetensors
+from sirc._utils.files import PathLike, read_safetensors, require_file, write_safetensors
 from sirc._utils.text import first_line
 from sirc.errors import StoreError
 from sirc.models.calling import unwrap
@@ -56,7 +56,7 @@ def save_weights(model: nn.Module, path: PathLike, *, overwrite: bool = False) -
     state = _state(inner)
     if others := [name for name, value in state.items() if not isinstance(value, Tensor)]:
         raise ValueError(
-            f"a model must keep its state in tensors to be saved; {_listed(others)} of {_name(inner)} are none."
+            f"the state of a model must be tensors to be saved; {_listed(others)} of {_name(inner)} are not."
         )
     write_safetensors(path, state, {"format": "pt", "class": _class_name(inner)}, overwrite=overwrite)
 
@@ -67,8 +67,7 @@ def load_weights(model: nn.Module, path: PathLike) -> None:
     The file must have exactly the model's weights, in the right shapes; otherwise the model stays as it was.
     """
     inner, path = unwrap(model), Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no checkpoint file '{path}'.")
+    require_file(path)
     if path.suffix.lower() == ".npz":
         _load_npz(inner, path)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal, final
 
 import torch
@@ -125,10 +126,7 @@ def _positions(start: Tensor, length: Tensor, count: int, clamp: bool) -> Tensor
 
 def _draw(count: int, height: int, width: int, augment: Augment, generator: torch.Generator) -> Tensor:
     """Draw a box for each image: (count, 5) float32."""
-
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=generator, dtype=torch.float64, device="cpu")
-
+    uniform = partial(torch.rand, generator=generator, dtype=torch.float64, device="cpu")
     if augment.crop == "resized":
         top, left, tall, wide = _resized_crops(uniform, count, height, width, augment)
     else:

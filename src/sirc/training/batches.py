@@ -98,7 +98,6 @@ class LoaderBatches(_Batches):
         self, train: ImageSet, validation: ImageSet | None, order: Order, recipe: Train, preprocess: Preprocess
     ) -> None:
         super().__init__(order, recipe, preprocess)
-        self._sets = train, validation
         self._keys = _EpochKeys(order)
         blank = torch.zeros(input_shape(train, recipe.augment, preprocess), dtype=torch.uint8)
 
@@ -113,34 +112,32 @@ class LoaderBatches(_Batches):
                 generator=torch.Generator(),  # leaves the random numbers of the network's dropout alone
             )
 
-        self._train = load(
-            train, training_transform(recipe.augment, preprocess), self._keys, partial(_collate, blank=blank)
-        )
+        transform = training_transform(recipe.augment, preprocess)
+        self._train = train, load(train, transform, self._keys, partial(_collate, blank=blank))
+        self._validation = None
         if validation is not None:
             blocks = [[(0, index, True) for index in block] for block in order.blocks(len(validation))]
-            self._validation = load(validation, preprocess.pixels(), blocks, _collate)
+            self._validation = validation, load(validation, preprocess.pixels(), blocks, _collate)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yield the batches of an epoch."""
         self.unreadable.clear()
         self._keys.epoch = epoch
         sizes = (total for _, total, _ in self.order.batches(epoch))
-        for (images, labels, lost), total in zip(self._train, sizes, strict=True):
-            self._note_unreadable("training", self._sets[0], lost)
-            yield Batch(*self._on_device(images, labels), total)
+        for (images, labels), total in zip(self._read("training", *self._train), sizes, strict=True):
+            yield Batch(images, labels, total)
 
     def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this process's share of the validation images, with their labels."""
-        if self._sets[1] is None:
-            return
-        for images, labels, lost in self._validation:
-            self._note_unreadable("validation", self._sets[1], lost)
-            if images is not None:
-                yield self._on_device(images, labels)
+        if self._validation is not None:
+            yield from self._read("validation", *self._validation)
 
-    def _on_device(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _read(self, kind: str, images: ImageSet, loader: DataLoader[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         device = self.order.device
-        return self._normalise(images.to(device, non_blocking=True)), labels.to(device, non_blocking=True)
+        for pixels, labels, lost in loader:
+            self._note_unreadable(kind, images, lost)
+            if pixels is not None:
+                yield self._normalise(pixels.to(device, non_blocking=True)), labels.to(device, non_blocking=True)
 
 
 @final

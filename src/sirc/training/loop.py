@@ -211,7 +211,7 @@ class _Loop:
                 sums += _sums(loss, logits, batch.labels)
                 facts = {}
                 if time.perf_counter() - reported > _REPORT_SECONDS:
-                    facts["loss"] = float(loss.detach()) / max(1, len(batch.labels))
+                    facts["loss"] = float(loss) / max(1, len(batch.labels))
                     reported = time.perf_counter()
                 task.advance(batch.total, **facts)
         mean, error = _means(self.accelerator.reduce(sums, "sum"))
@@ -250,10 +250,8 @@ class _Loop:
             return graph(batch)
         # A graph keeps its gradients in place, and its network may be compiled for full batches only.
         self.optimizer.zero_grad(set_to_none=graph is None)
-        logits = self._logits(self.network if graph is None else self.model, batch.images)
-        loss = cross_entropy(logits, batch.labels, reduction="sum", ignore_index=IGNORED)
-        self.accelerator.backward(loss * scale)
-        return loss, logits
+        network = self.network if graph is None else self.model
+        return _backward(partial(self._logits, network), batch.images, batch.labels, scale)
 
     def _capture(self, batch: Batch, scale: float) -> CapturedStep | None:
         """Capture the step as a graph; if that is not possible, note why and return None."""
@@ -288,19 +286,14 @@ class CapturedStep:
         self.total = batch.total
         self.images = batch.images.clone(memory_format=layout)
         self.labels = batch.labels.clone()
+        step = partial(_backward, logits, self.images, self.labels, scale)
 
         def warm_up() -> None:
             with step_undone(model):
                 for _ in range(_WARM_UP):
-                    self._step(logits, scale)
+                    step()
 
-        self.graph, (self.loss, self.out) = record(lambda: self._step(logits, scale), warm_up)
-
-    def _step(self, logits: Callable[[Tensor], Tensor], scale: float) -> tuple[Tensor, Tensor]:
-        out = logits(self.images)
-        loss = cross_entropy(out, self.labels, reduction="sum", ignore_index=IGNORED)
-        (loss * scale).backward()  # type: ignore[no-untyped-call]
-        return loss.detach(), out.detach()
+        self.graph, (self.loss, self.out) = record(step, warm_up)
 
     def takes(self, batch: Batch) -> bool:
         """Check that the graph is for batches of this size."""
@@ -312,6 +305,16 @@ class CapturedStep:
         self.labels.copy_(batch.labels)
         self.graph.replay()
         return self.loss, self.out
+
+
+def _backward(
+    logits_of: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Compute the gradient of `scale` times the summed loss; return the summed loss and the logits."""
+    logits = logits_of(images)
+    loss = cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
+    (loss * scale).backward()  # type: ignore[no-untyped-call]
+    return loss.detach(), logits.detach()
 
 
 def _epoch_text(line: Epoch, validated_on: str) -> str:
@@ -363,8 +366,8 @@ def _autocast(recipe: Train, device: torch.device) -> AbstractContextManager[Non
 
 def _sums(loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     counted = labels != IGNORED
-    wrong = (logits.detach().argmax(-1) != labels) & counted
-    return torch.stack([loss.detach().double(), wrong.sum().double(), counted.sum().double()])
+    wrong = (logits.argmax(-1) != labels) & counted
+    return torch.stack([loss.double(), wrong.sum().double(), counted.sum().double()])
 
 
 def _means(sums: Tensor) -> tuple[float, float]:
