@@ -96,6 +96,7 @@ def test_a_function_of_one_s_own_is_found_in_the_current_folder(mine):
         ("tim:resnet18", {}, "no module `tim` is installed or in .* Did you mean `timm`"),
         ("my_networks:plane", {}, r"`my_networks` has no `plane`. Did you mean `plain`\?"),
         ("my_networks:number", {}, "must be a function; got a int"),
+        ("my_networks:number.net", {}, "`my_networks` has no `number.net`"),
         ("my_networks:wrong", {}, "`my_networks:wrong` must return a torch.nn.Module; got a str"),
         ("my_networks:plain", {}, "`options` must be what `my_networks:plain.*missing a required argument: 'num_cl"),
         (

@@ -55,7 +55,7 @@ def import_function(name: str, forms: str) -> Callable[..., Any]:
     module_name = value.__name__
     for part in path.split("."):
         if not hasattr(value, part):
-            public = [other for other in vars(value) if not other.startswith("_")]
+            public = [other for other in dir(value) if not other.startswith("_")]
             raise ValueError(f"`{module_name}` has no `{shorten(path)}`.{closest(part, public)}")
         value = getattr(value, part)
         if isinstance(value, ModuleType):
