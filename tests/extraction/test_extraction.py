@@ -340,8 +340,13 @@ def test_a_shard_that_cannot_be_written_stops_the_run(tmp_path, monkeypatch):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(sirc.OutputStore, "write", full)
-    with pytest.raises(OSError, match="no space left"):
-        sirc.extract(network(), rows(), tmp_path / "s", shard_size=32)
+    batches = iter(DataLoader(rows(), batch_size=8))
+    for data, options in ((rows(), {}), (batches, {"size": 100})):
+        model = network()
+        with pytest.raises(OSError, match="no space left") as kept:
+            sirc.extract(model, data, tmp_path / f"s{len(options)}", shard_size=32, **options)
+        assert torch.is_grad_enabled(), kept  # at once, although the traceback is kept
+        assert model.training
 
 
 class Told(Progress):

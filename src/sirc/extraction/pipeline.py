@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack, overload
 
@@ -166,7 +167,7 @@ def _extract_in_order(
             "start. Pass `size=…`, or no `path`."
         )
 
-    def shards() -> Iterator[Shard]:
+    def shards() -> Generator[Shard, None, None]:
         """Make a shard of each batch."""
         with progress.task(name, size) as task, runner.running():
             batches = (IndexedBatch((), batch, []) for batch in data)
@@ -178,12 +179,17 @@ def _extract_in_order(
                 task.advance(len(shard.items))
                 yield shard
 
-    outputs = finished(shards(), lambda shard: Outputs(**shard.take()))
-    if path is None:
+    with closing(finished(shards(), lambda shard: Outputs(**shard.take()))) as outputs:
+        if path is not None:
+            return OutputStore.from_outputs(
+                path,
+                outputs,
+                size=size,
+                shard_size=shard_size,
+                model=fingerprint(runner.model),
+                overwrite=overwrite is True,
+            )
         parts = list(outputs)
-        if not parts:
-            raise ValueError("`data` must hold at least one batch; it is empty. Was this iterator used up before?")
-        return Outputs.cat(parts)
-    return OutputStore.from_outputs(
-        path, outputs, size=size, shard_size=shard_size, model=fingerprint(runner.model), overwrite=overwrite is True
-    )
+    if not parts:
+        raise ValueError("`data` must hold at least one batch; it is empty. Was this iterator used up before?")
+    return Outputs.cat(parts)

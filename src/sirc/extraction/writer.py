@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar, final
@@ -108,7 +108,7 @@ class Extraction:
                     pass
         return store
 
-    def _filled(self, shards: Sequence[Shard], task: Task) -> Iterator[Shard]:
+    def _filled(self, shards: Sequence[Shard], task: Task) -> Generator[Shard, None, None]:
         """Yield each shard once the model has run on all of it; the device may still be copying its rows."""
         device = self.runner.device
         with self.runner.running():
@@ -235,10 +235,11 @@ class Shard:
             self._kept = self.left.start, self.filled, len(self.skipped)
 
 
-def finished(shards: Iterable[Shard], finish: Callable[[Shard], _R]) -> Iterator[_R]:
+def finished(shards: Generator[Shard, None, None], finish: Callable[[Shard], _R]) -> Generator[_R, None, None]:
     """Yield the result of `finish` for each shard, in order; threads call it while the model runs on the next ones."""
     waiting: deque[Future[_R]] = deque()
-    with ThreadPoolExecutor(_WRITERS) as pool:
+    # Closed at once if something fails, since the model is restored then.
+    with ThreadPoolExecutor(_WRITERS) as pool, closing(shards):
         for shard in shards:
             waiting.append(pool.submit(finish, shard))
             # No result waits, and no more than these shards are in memory.
