@@ -1,7 +1,7 @@
-"""Progress of long work: library code reports it, and bars, a log or nothing at all shows it.
+"""Progress of long work: library code reports it to bars, to a log, or to nothing at all.
 
 Example:
-    Functions that take long have an argument `progress`: True, False, or an object of this module.
+    Functions that take long have an argument `progress`: True, False, or a `Progress` of this module.
 
     >>> from sirc.progress import Log
     >>> with Log(lambda line: print(line.partition(" in ")[0])).task("reading", total=2) as task:
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["SILENT", "Bars", "Log", "Progress", "Task"]
 
 _LINE_SECONDS = 10.0  # between two log lines about the same work
-_FRAME_SECONDS = 0.1  # between two pictures of the bars in a notebook
+_FRAME_SECONDS = 0.1  # between two drawings of the bars in a notebook
 
 
 class Task:
-    """One piece of long work, which reports its steps to the function `show`; by default it reports nothing."""
+    """One piece of long work, which reports its steps to the function `show`, by default to nobody."""
 
     def __init__(self, show: Callable[[int, str], None] = lambda steps, facts: None) -> None:
         self._show = show
@@ -42,11 +42,11 @@ class Task:
 
 
 class Progress:
-    """Receives reports of long work; this one is silent, and others inherit from it."""
+    """Receives reports of long work. This base class is silent; write a subclass to show them your way."""
 
     @contextmanager
     def task(self, name: str, total: int | None, *, done: int = 0, unit: str = "images") -> Iterator[Task]:
-        """Open a piece of work with `total` steps, `done` of which an earlier run did."""
+        """Begin a piece of work of `total` steps, of which an earlier run did `done`."""
         yield Task()
 
     def note(self, text: str) -> None:
@@ -57,26 +57,26 @@ SILENT = Progress()
 
 
 def as_progress(progress: Progress | bool | None) -> Progress:
-    """The progress that a caller asked for: one of its own, bars, lines of text, or nothing.
+    """The progress that the argument `progress` of a public function asks for.
 
-    None, the default, shows bars at a terminal and in a notebook, and nothing elsewhere; True shows lines elsewhere, as
-    in the log of a job. Of several processes only the first shows progress.
+    None, the default, shows bars in a terminal and a notebook, and nothing elsewhere; True shows lines of text
+    elsewhere, as in the log of a job. Of several processes only the first shows progress.
     """
     if isinstance(progress, Progress):
         return progress
-    looked_at = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+    interactive = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
     if progress is None:
-        progress = looked_at
+        progress = interactive
     if not isinstance(progress, bool):
         raise ValueError(f"`progress` must be True, False or a `sirc.progress.Progress`; got {type(progress).__name__}")
-    if not progress or int(os.environ.get("RANK") or 0) or not (looked_at or sys.stderr):
+    if not progress or int(os.environ.get("RANK") or 0) or not (interactive or sys.stderr):
         return SILENT
-    return Bars() if looked_at else Log(lambda line: print(line, file=sys.stderr, flush=True))
+    return Bars() if interactive else Log(lambda line: print(line, file=sys.stderr, flush=True))
 
 
 @final
 class Bars(Progress):
-    """Bars on a terminal or in a notebook, which vanish when their work is done."""
+    """Bars in a terminal or a notebook, which vanish when their work is done."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
@@ -107,7 +107,7 @@ class Bars(Progress):
 
     @contextmanager
     def _opened(self) -> Iterator[RichBars]:
-        """The display, opened by the first task and closed with it; not shown inside another of the user's."""
+        """The display, which the first task opens and closes; it stays hidden if the user already shows one of rich."""
         if self._bars is not None:
             yield self._bars
             return
@@ -143,7 +143,7 @@ class Bars(Progress):
 
 @final
 class _Cell:
-    """The bars in the output of a notebook's cell, drawn again as the work goes on; rich would need widgets for it."""
+    """The bars in the output of a notebook's cell, redrawn as the work goes on; rich would need ipywidgets for that."""
 
     def __init__(self, bars: RichBars) -> None:
         from IPython.display import HTML, display
@@ -159,7 +159,7 @@ class _Cell:
             self._drawn = time.monotonic()
 
     def clear(self) -> None:
-        """Leave nothing behind."""
+        """Leave an empty output."""
         if self._handle is not None:
             self._handle.update(self._empty)
 
@@ -173,7 +173,7 @@ class Log(Progress):
 
     @contextmanager
     def task(self, name: str, total: int | None, *, done: int = 0, unit: str = "images") -> Iterator[Task]:
-        """Report every ten seconds how far the work is, and at the end how long it took."""
+        """Say every ten seconds how far the work is, and at the end how long it took."""
         began = printed = time.monotonic()
         latest = ""
 

@@ -121,7 +121,7 @@ def test_training_killed_after_an_epoch_goes_on_to_the_same_weights(study, comma
     assert (code, err) == (0, "")
     code, _, err = command(*arguments, "--set", "out=cut")
     assert code == 0, err
-    assert "going on after epoch 1" in err
+    assert "resuming after epoch 1" in err
     whole, cut = (load_file(f"{out}/tiny/seed-1/model.safetensors") for out in ("whole", "cut"))
     assert whole.keys() == cut.keys()
     assert all(torch.equal(whole[name], cut[name]) for name in whole)

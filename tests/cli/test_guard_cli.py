@@ -115,10 +115,13 @@ def test_images_are_normalised_as_the_weights_were_trained(here, command):
     ("words", "told"),
     [
         (("guard", "test_resnet", "train"), r"`name` must be `timm:NAME`"),
-        (("guard", "weights.safetensors", "train"), "weights need the network that they are for: `timm:NAME=weights"),
+        (
+            ("guard", "weights.safetensors", "train"),
+            "a file of weights needs the name of its network, `timm:NAME=weights",
+        ),
         (("guard", "os:getcwd", "train"), "is in Python's standard library"),
         (("guard", "guarded_model:plain", "train", "val"), "does not say how. Pass `--resize`, `--crop`, "),
-        (("guard", "guarded_model:random", "train"), "returns other weights at each call, so they are random"),
+        (("guard", "guarded_model:random", "train"), "are random, since each call gives others"),
         (("guard", "guarded_model:random", "train"), "or name their file, `guarded_model:random=FILE`"),
         (
             ("guard", NETWORK, "new/b", "val"),

@@ -192,7 +192,7 @@ def test_a_failing_disk_always_stops(tiny, monkeypatch):
     monkeypatch.setattr(
         "sirc.experiment.stages._head_of", lambda model, images: sirc.find_head(model, torch.zeros(2, 3, 12, 12))
     )
-    with pytest.raises(OSError, match=r"cannot be opened, which is no fault of the image: .*Input/output error"):
+    with pytest.raises(OSError, match=r"cannot be opened; the machine failed, not the image: .*Input/output error"):
         extract_run(experiment, run, ["test"], on_error="skip")
 
 

@@ -302,7 +302,9 @@ def test_members_of_an_ensemble_are_asked_what_they_differ_in(folders):
     members = [mostly_blue(), mostly_blue()]
     members[1].pretrained_cfg = {**members[1].pretrained_cfg, "input_size": (3, 96, 96)}
     both = folders / "train", folders / "val"
-    told = r"theirs differ in resize and crop\. Choose for all of them: `preprocess={'resize': …, 'crop': …}`"
+    told = (
+        r"the published ones differ in resize and crop\. Choose for all of them: `preprocess={'resize': …, 'crop': …}`"
+    )
     with pytest.raises(ValueError, match=told):
         sirc.guard(members, *both, delta=None)
     guard = sirc.guard(members, *both, delta=None, preprocess={"resize": 12, "crop": 12})
@@ -497,7 +499,7 @@ BAD = {
     "a store of another model": (
         lambda _: (nn.Sequential(nn.Linear(6, 4)), outputs(TRAIN), outputs(VAL)),
         {},
-        r"must give these logits from these features, W z \+ b; no linear layer of the model does",
+        r"must map these features to these logits, W z \+ b; no linear layer of the model does",
     ),
     "rows that it was fitted on": (lambda _: (trained(), TRAIN, TRAIN), {}, "rows that a score was fitted on may not"),
     "no model": (lambda _: (3, TRAIN), {}, "`model` must be a torch.nn.Module, a list of them, or"),

@@ -329,7 +329,7 @@ def test_a_failing_machine_is_not_taken_for_broken_images(selective, folder, mon
         raise OSError(errno.EIO, "input/output error")
 
     monkeypatch.setattr("sirc.data.folder.read_image", fail)
-    with pytest.raises(OSError, match="no fault of the image"):
+    with pytest.raises(OSError, match="the machine failed, not the image"):
         predict_folder(selective, folder)
 
 

@@ -19,7 +19,7 @@ from sirc._utils.parts import Parts
 from sirc.data import image_folder
 from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
-from sirc.extraction.writer import _Shard
+from sirc.extraction.writer import Shard
 from sirc.progress import Progress
 from support.interpreters import launched, python
 
@@ -340,8 +340,13 @@ def test_a_shard_that_cannot_be_written_stops_the_run(tmp_path, monkeypatch):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(sirc.OutputStore, "write", full)
-    with pytest.raises(OSError, match="no space left"):
-        sirc.extract(network(), rows(), tmp_path / "s", shard_size=32)
+    batches = iter(DataLoader(rows(), batch_size=8))
+    for data, options in ((rows(), {}), (batches, {"size": 100})):
+        model = network()
+        with pytest.raises(OSError, match="no space left") as kept:
+            sirc.extract(model, data, tmp_path / f"s{len(options)}", shard_size=32, **options)
+        assert torch.is_grad_enabled(), kept  # at once, although the traceback is kept
+        assert model.training
 
 
 class Told(Progress):
@@ -467,9 +472,9 @@ def test_a_model_that_drops_a_row_is_refused(tmp_path):
 def test_a_part_whose_rows_are_not_those_of_its_items_is_computed_again(tmp_path):
     parts = Parts(tmp_path, {})
     parts.write(0, {"logits": torch.ones(4, K)}, {"items": "[0, 5, 3]"})
-    assert len(_Shard(range(10), 0, parts, skips=True).left) == 5
+    assert len(Shard(range(10), 0, parts, skips=True).left) == 5
     parts.write(0, {"logits": torch.ones(4, K)}, {"items": "[0, 5]"})
-    assert len(_Shard(range(10), 0, parts, skips=True).left) == 10
+    assert len(Shard(range(10), 0, parts, skips=True).left) == 10
 
 
 KILLED = """
@@ -525,7 +530,7 @@ def test_a_failing_machine_is_not_a_broken_image(tmp_path):
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             return rows(40)[index]
 
-    with pytest.raises(OSError, match=r"item 13 cannot be opened, which is no fault of the image: .*open files"):
+    with pytest.raises(OSError, match=r"item 13 cannot be opened; the machine failed, not the image: .*open files"):
         sirc.extract(network(), Failing(), tmp_path / "s", batch_size=2, shard_size=4, on_error="skip")
     store = sirc.OutputStore(tmp_path / "s")
     assert store.skipped == []
@@ -549,7 +554,7 @@ def test_wrappers_are_seen_through():
 
 def test_launched_processes_that_have_not_joined_are_told(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="the 2 processes that were launched must have joined"):
+    with pytest.raises(ValueError, match="the 2 processes that were launched must join"):
         sirc.extract(network(), rows())
 
 

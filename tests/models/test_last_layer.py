@@ -105,7 +105,7 @@ def test_equal_outputs_go_to_the_layer_that_ran_last():
 
 
 def test_a_layer_scaled_in_place_is_not_the_output(images):
-    with pytest.raises(ValueError, match="none is"):
+    with pytest.raises(ValueError, match="this one does not"):
         find_head(Net(end=lambda logits, features: logits.div_(2)), images)
 
 
@@ -349,7 +349,7 @@ def test_a_softmax_at_the_end_is_named(end, images):
 
 def test_the_mean_of_two_heads_lists_both_and_the_ways_on():
     model = randomise(timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, num_classes=7))
-    with pytest.raises(ValueError, match=r"output is the model's output, \(2, 7\); none is") as error:
+    with pytest.raises(ValueError, match=r"gives its output, \(2, 7\); this one does not") as error:
         find_head(model, torch.randn(2, 3, 32, 32))
     for words in (
         "'head' (192 → 7, on (2, 192))",
@@ -369,7 +369,7 @@ def test_a_functional_layer_leaves_nothing_to_see():
         def forward(self, x):
             return functional.linear(x, self.embedding.weight)
 
-    with pytest.raises(ValueError, match=r"No linear layer ran \(a call of F\.linear"):
+    with pytest.raises(ValueError, match=r"No linear layer ran \(calls of F\.linear"):
         find_head(Tied(), torch.randn(2, 3))
 
 

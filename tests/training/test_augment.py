@@ -10,7 +10,7 @@ from torchvision.transforms.v2 import functional as tvf
 
 from sirc.data import CachedImages
 from sirc.data.preprocess import Preprocess
-from sirc.training.augment import DeviceAugment, Normalise, random_key, resample, training_transform
+from sirc.training.augment import DeviceAugment, normaliser, random_key, resample, training_transform
 from sirc.training.recipe import Augment
 
 SMALL = Preprocess(resize=None, crop=None, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
@@ -56,7 +56,7 @@ def test_a_padded_crop_is_black_outside_the_image(shift):
 
 def test_normalising_on_the_device_is_the_test_time_preprocessing():
     images = pictures()
-    normalise = Normalise(SMALL, torch.device("cpu"))
+    normalise = normaliser(SMALL, torch.device("cpu"))
     got = normalise(images)
     assert torch.equal(got, normalise(images.float()))
     for pixels, row in zip(images, got, strict=True):
@@ -116,7 +116,7 @@ def test_without_crop_and_flip_the_images_are_only_normalised():
     augment = DeviceAugment(Augment(crop="none", flip=0.0), SMALL, cached(images), seed=3)
     augment.start(0)
     got = augment(torch.arange(6))
-    torch.testing.assert_close(got, Normalise(SMALL, images.device)(images.float()), atol=1e-4, rtol=0)
+    torch.testing.assert_close(got, normaliser(SMALL, images.device)(images.float()), atol=1e-4, rtol=0)
 
 
 def test_an_image_s_crop_depends_on_seed_epoch_and_index_only():

@@ -383,7 +383,7 @@ def test_an_exploding_loss_stops_the_run_with_the_last_checkpoint_kept(images, t
         assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]
     told = Told()
     model, history = run(images, tmp_path / "run", recipe, progress=told)
-    assert told.notes[0] == "train: going on after epoch 2 of 3"
+    assert told.notes[0] == "train: resuming after epoch 2 of 3"
     assert len(history) == 3
     assert same(weights(model), weights(whole))
 

@@ -1,4 +1,4 @@
-"""Arrays of any framework as torch tensors, without a copy where the memory layout allows it; sorting."""
+"""Arrays: conversion from any framework to torch, without a copy if the memory layout allows it; sorting."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
@@ -23,8 +23,8 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 def as_tensor(name: str, value: object) -> Tensor:
     """`value` as a detached tensor that shares its memory; errors call it `name`.
 
-    Only layouts that torch cannot express are copied: negative strides, foreign byte order, Python lists. The tensor of
-    a read-only array shares its memory too, so callers must not write to the result.
+    Only what torch cannot express is copied: negative strides, foreign byte order, Python lists. The tensor of a
+    read-only array shares its memory too, so callers must not write to the result.
     """
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
@@ -38,7 +38,7 @@ def as_tensor(name: str, value: object) -> Tensor:
         try:
             return torch.utils.dlpack.from_dlpack(value)
         except Exception as error:
-            # The other framework may refuse: read-only memory, a device that torch does not know.
+            # The other framework refuses read-only memory, or a device that torch does not know.
             if not hasattr(value, "__array__"):
                 raise ValueError(
                     f"`{name}` could not be read through DLPack: {error}. Convert it to a NumPy array first."
@@ -84,7 +84,7 @@ def row_index(key: int | slice | ArrayLike, n: int, device: torch.device) -> sli
             f"got {index.dtype} of shape {tuple(index.shape)}. For columns, index `.logits`."
         )
     index = index.to(torch.int64).reshape(-1)
-    # Checked here, because a bad index on a GPU would make the device unusable for this process.
+    # A bad index on a GPU would make the device unusable for this process.
     wrong = (index < -n) | (index >= n)
     if wrong.any():
         raise IndexError(f"rows must be in 0…{n - 1}; got {int(index[wrong][0])}.")
@@ -115,20 +115,20 @@ def ascending_order(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def counts_from_above(groups: Sequence[npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """The distinct values of all groups, the highest first, and how many of each group are at or above each."""
+    """The distinct values of all groups, the highest first, and how many of each group are at least that."""
     values = np.concatenate(groups)
     order = ascending_order(-values)
     values = values[order]
     last = np.append(values[1:] != values[:-1], True)
-    owner = np.repeat(np.arange(len(groups)), [len(group) for group in groups])[order]
-    counts = [(owner == number).cumsum(dtype=np.int64)[last] for number in range(len(groups))]
+    group_of = np.repeat(np.arange(len(groups)), [len(group) for group in groups])[order]
+    counts = [(group_of == number).cumsum(dtype=np.int64)[last] for number in range(len(groups))]
     return values[last], np.stack(counts)
 
 
 def _from_numpy(name: str, array: npt.NDArray[Any], kind: str) -> Tensor:
     if isinstance(array, np.ma.MaskedArray) and (masked := int(np.sum(array.mask))):
         raise ValueError(f"`{name}` must have no masked values; got {masked}. Drop those rows first.")
-    if array.dtype.name == "bfloat16":  # from ml_dtypes, unknown to torch.from_numpy
+    if array.dtype.name == "bfloat16":  # of ml_dtypes, which torch.from_numpy does not know
         return _from_numpy(name, array.view(np.int16), kind).view(torch.bfloat16)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))

@@ -48,7 +48,7 @@ def iterates(value: object) -> TypeGuard[Iterable[Any]]:
 
 
 def check_shape(name: str, x: Tensor | npt.NDArray[Any], *, hint: str, **least: int) -> None:
-    """Require one dimension per keyword, each at least that long: `check_shape("logits", x, n=1, K=2, …)`."""
+    """Require one dimension for each keyword, at least that long: `check_shape("logits", x, n=1, K=2, …)`."""
     if x.ndim == len(least) and all(size >= low for size, low in zip(x.shape, least.values(), strict=True)):
         return
     dims = f"({', '.join(least)}{',' if len(least) == 1 else ''})"
@@ -57,7 +57,7 @@ def check_shape(name: str, x: Tensor | npt.NDArray[Any], *, hint: str, **least: 
 
 
 def check_floating(name: str, x: Tensor | torch.dtype) -> None:
-    """Require one of the four dtypes that scores are computed from."""
+    """Require one of the four dtypes that scores can be computed from."""
     dtype = x.dtype if isinstance(x, Tensor) else x
     if dtype not in FLOATING:
         raise ValueError(
@@ -67,7 +67,7 @@ def check_floating(name: str, x: Tensor | torch.dtype) -> None:
 
 def check_finite(name: str, x: Tensor) -> None:
     """Refuse NaN and infinity. If there are none, this reads `x` once and makes no large temporary."""
-    # aminmax passes a NaN on and, unlike a sum, cannot overflow.
+    # aminmax returns NaN if there is one and, unlike a sum, cannot overflow.
     if x.numel() == 0 or torch.stack(x.aminmax()).isfinite().all():
         return
     x = x.reshape(1) if x.ndim == 0 else x
@@ -127,7 +127,7 @@ def check_same_device(name: str, x: Tensor, other: str, y: Tensor) -> None:
 
 
 def check_unit_interval(name: str, value: ArrayLike) -> None:
-    """Require a share or a cost, such as α or β: a number, or an array of numbers, in [0, 1]."""
+    """Require a number, or an array of numbers, in [0, 1]: a share or a cost such as α or β."""
     numbers = as_tensor(name, value).reshape(-1)
     if numbers.is_complex() or numbers.numel() == 0:
         got = "complex numbers" if numbers.is_complex() else "an empty array"
@@ -177,19 +177,19 @@ def check_at_least(name: str, value: SupportsIndex, least: int) -> int:
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Require one of these words."""
+    """Require one of these texts."""
     if value not in choices:
         *others, last = (f'"{choice}"' for choice in choices)
         raise ValueError(f"`{name}` must be {', '.join(others)} or {last}; got {quoted(value)}.")
 
 
 def differences(before: Mapping[str, object], now: Mapping[str, object]) -> str:
-    """Say which settings differ, such as "size is 100, got 200"; empty if none does."""
+    """List the settings that differ, such as "size is 100, got 200"; empty if none does."""
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     parts = ((key, before.get(key, "not known"), now.get(key, "nothing")) for key in keys)
     return ", ".join("{} is {}, got {}".format(*(shorten(str(word)) for word in part)) for part in parts)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` rather than `torch.float32`, as NumPy says too."""
+    """The name of a dtype as NumPy has it: `float32` rather than `torch.float32`."""
     return str(dtype).removeprefix("torch.")

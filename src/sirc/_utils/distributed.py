@@ -1,7 +1,7 @@
 """Processes that share a task: ranks, exchange of texts and tensors, failing together.
 
 Example:
-    Alone there is one process; under torchrun, each gets the texts of all.
+    Without a launcher there is one process; under torchrun, each process gets the texts of all.
 
     >>> import sirc
     >>> with sirc.distributed.process_group():
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sirc._utils.checks import dtype_name
 
-# Errors of one process are raised in the others as the first of these types that fits; the last stands for the rest.
+# The error of one process is raised in the others as the first of these types that fits, or else as the last.
 _KINDS: tuple[type[Exception], ...] = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -44,22 +44,21 @@ def world() -> int:
 
 
 def is_main() -> bool:
-    """Whether this is process 0, which does the work that must be done once."""
+    """Whether this is process 0, which does what must be done once."""
     return rank() == 0
 
 
 def barrier() -> None:
     """Wait until every process is here."""
-    if world() > 1:
-        gather_texts("")  # unlike `dist.barrier`, it works on any device
+    gather_texts("")  # unlike `dist.barrier`, it works on any device
 
 
 def require_joined(function: str) -> None:
-    """Refuse to run in one of several launched processes that have not joined: each would do all of the work."""
+    """Refuse to run if several processes were launched but have not joined: each would do all of the work."""
     launched = int(os.environ.get("WORLD_SIZE") or 1)
     if launched > 1 and world() == 1:
         raise ValueError(
-            f"the {launched} processes that were launched must have joined to share the work; this one has not. Call "
+            f"the {launched} processes that were launched must join to share the work; this one has not. Call "
             f"`{function}` inside `with sirc.distributed.process_group():`."
         )
 
@@ -71,7 +70,7 @@ def of_process(name: str) -> str:
 
 @contextmanager
 def process_group(device: torch.device | None = None, timeout: timedelta = timedelta(days=1)) -> Iterator[None]:
-    """Join the processes that torchrun or accelerate launched, and leave the group at the end; otherwise do nothing.
+    """Join the processes that torchrun or accelerate launched, and leave them at the end; do nothing if none did.
 
     On CUDA they communicate over NCCL, and the current device becomes that of `LOCAL_RANK`; on a CPU, over gloo.
     Without `device`, CUDA is used if each process of this machine has its own GPU. `timeout` is how long a process
@@ -80,7 +79,7 @@ def process_group(device: torch.device | None = None, timeout: timedelta = timed
     if _joined() or not dist.is_available() or not all(os.environ.get(name) for name in _LAUNCHED):
         yield
         return
-    # Imported later, this module would keep the group alive until the interpreter exits, and its threads abort that.
+    # Imported now: a later import would keep the group alive until the interpreter exits, and its threads would abort.
     import torch.distributed.nn
 
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -102,7 +101,7 @@ def process_group(device: torch.device | None = None, timeout: timedelta = timed
         yield
         barrier()  # a process that leaves early would cut off the others
     except BaseException:
-        # Leaving an NCCL group may wait forever for the others; the launcher ends them.
+        # Leaving an NCCL group may wait forever for the other processes, which the launcher ends.
         if device.type != "cuda":
             dist.destroy_process_group()
         raise
@@ -111,7 +110,7 @@ def process_group(device: torch.device | None = None, timeout: timedelta = timed
 
 @contextmanager
 def failing_together() -> Iterator[None]:
-    """Run work that exchanges nothing; if it fails in one process, all processes raise, so that none waits for it.
+    """Raise in all processes if one fails inside, so that none waits for it; inside, they must exchange nothing.
 
     Every process must enter this context the same number of times.
     """
@@ -138,7 +137,7 @@ def gather_texts(text: str) -> list[str]:
     """The texts of all processes, in the order of their numbers."""
     if world() == 1:
         return [text]
-    # As bytes: torch's `all_gather_object` would unpickle what another process sends.
+    # As bytes, since torch's `all_gather_object` would unpickle what other processes send.
     mine = torch.frombuffer(bytearray(text.encode() + b" "), dtype=torch.uint8).to(_device())  # never empty
     sizes = [torch.zeros(1, dtype=torch.int64, device=_device()) for _ in range(world())]
     dist.all_gather(sizes, torch.tensor([len(mine)], device=_device()))
@@ -160,7 +159,7 @@ def gather_tensors(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]
 
 
 def broadcast_tensors(tensors: Mapping[str, Tensor], source: int = 0) -> dict[str, Tensor]:
-    """The tensors of process `source`; what the others pass is ignored."""
+    """The tensors of process `source`, whatever the others pass."""
     if world() == 1:
         return dict(tensors)
     described = {name: [dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
@@ -173,7 +172,7 @@ def broadcast_tensors(tensors: Mapping[str, Tensor], source: int = 0) -> dict[st
         else:
             tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         if tensor.numel():
-            # As bytes, since not every backend supports every type.
+            # As bytes, since no backend supports every dtype.
             dist.broadcast(tensor.view(-1).view(torch.uint8), src=source)
         received[name] = tensor
     return received

@@ -1,4 +1,4 @@
-"""Files: atomic writes, safetensors with checksums, .npz without pickle."""
+"""Files: atomic writes, safetensors with checksums, `.npz` without pickle, JSON."""
 
 import errno
 import hashlib
@@ -39,7 +39,7 @@ _MUCH = 1 << 24  # bytes
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Error numbers of a full disk or quota."""
 _TEMPORARY = re.compile(r"\..+?\.(?:([0-9a-f]{8})-)?\d+-[0-9a-f]{8}\.tmp")  # the group is the computer's name
-_SWEPT: set[Path] = set()  # the folders that this process has swept
+_SWEPT: set[Path] = set()  # folders that this process has swept
 _CODES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -55,10 +55,10 @@ _CODES = {
 
 
 def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
-    """Let `writer` fill a file that appears at `path` as a whole, or not at all.
+    """Let `writer` fill a file that appears at `path` whole or not at all; make its folder if need be.
 
-    The data go to a temporary file in the same folder, which is synced and renamed to `path`. A kill or a power cut
-    leaves the old file, and a temporary one that the next process deletes. The folder is made if it does not exist.
+    The data go to a temporary file in the same folder, which is synced and renamed to `path`. After a kill or a power
+    cut the old file is still there, beside a temporary one that the next process deletes.
     """
     path = Path(path)
     temporary = _temporary_name(path)
@@ -78,15 +78,15 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
-        # The error of a full disk names no file, and the name of the temporary file means nothing to the user.
+        # The error of a full disk names no file, and users do not know the temporary file.
         if isinstance(error, OSError) and (
             error.errno in DISK_FULL or _TEMPORARY.fullmatch(Path(str(error.filename)).name)
         ):
-            text = f"'{path}' cannot be written: {error.strerror}. Mend that, or choose another place"
+            text = f"'{path}' cannot be written: {error.strerror}. Repair that, or choose another path"
             raise OSError(error.errno, text) from error
         raise
     WRITTEN.add(path.absolute())
-    if sys.platform != "win32":  # so that the rename survives a power cut; Windows has no such call and needs none
+    if sys.platform != "win32":  # the rename must survive a power cut; Windows needs no such call
         handle = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -95,7 +95,7 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
 
 
 def keep_text(path: PathLike, text: str) -> None:
-    """Write a file unless it holds this text already: finished results are not touched, and may be read-only."""
+    """Write a file unless it already holds this text: a finished result is not touched, and may be read-only."""
     data = text.encode()
     with suppress(FileNotFoundError, NotADirectoryError):
         if Path(path).read_bytes() == data:
@@ -107,25 +107,25 @@ def keep_text(path: PathLike, text: str) -> None:
 def _computer() -> str:
     """A short name of this computer until it restarts: processes with the same name see each other's locks."""
     try:
-        name = Path("/proc/sys/kernel/random/boot_id").read_bytes()  # the kernel's, so containers share it
+        name = Path("/proc/sys/kernel/random/boot_id").read_bytes()  # containers share the kernel, and so this
     except OSError:
         name = os.fsencode(platform.node())
     return hashlib.sha256(name).hexdigest()[:8]
 
 
 def _temporary_name(path: Path) -> Path:
-    # Not `tempfile`: only the owner can read its files, also after the rename.
+    # Not `tempfile`, whose files only the owner can read, even after the rename.
     return path.with_name(f".{path.name}.{_computer()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def _open_locked(temporary: Path) -> BinaryIO | None:
-    """Make a file that is locked until it is closed, which tells others that its writer is alive.
+    """Make a file that is locked until it is closed, which tells other processes that its writer is alive.
 
     None if another process deleted it before it was locked.
     """
     file = open(temporary, "xb")  # noqa: SIM115
     if sys.platform != "win32":
-        with suppress(OSError):  # on a file system without locks nothing is swept
+        with suppress(OSError):  # a file system without locks is not swept either
             fcntl.flock(file, fcntl.LOCK_EX)
         if not temporary.exists():
             file.close()
@@ -134,11 +134,11 @@ def _open_locked(temporary: Path) -> BinaryIO | None:
 
 
 def _sweep_folder(folder: Path, now: float) -> None:
-    """Delete the temporary files that killed writers left in a folder, once for each process.
+    """Delete the temporary files that killed writers left in a folder; a process does so once for each folder.
 
-    Locks of another computer may not show here, so its files are deleted only if nobody has written to them for a
-    minute. `now` is the time by the clock of the file system, which may differ from that of this computer. While there
-    are younger files, the folder is swept again.
+    The locks of other computers may not show here, so their files are deleted only if nobody has written to them for a
+    minute; until then the folder is swept at each write. `now` is the time by the clock of the file system, which may
+    differ from that of this computer.
     """
     if folder in _SWEPT:
         return
@@ -146,22 +146,22 @@ def _sweep_folder(folder: Path, now: float) -> None:
     for file in folder.glob(".*.tmp"):
         if (name := _TEMPORARY.fullmatch(file.name)) is None:
             continue
-        with suppress(OSError):  # its writer is alive and has it locked or, on Windows, open
+        with suppress(OSError):  # such as of a file that a living writer on Windows has open
             if name[1] != _computer() and file.stat().st_mtime > now - 60:
                 _SWEPT.discard(folder)
                 continue
             if sys.platform == "win32":
                 file.unlink()
-            else:
-                with open(file, "r+b") as handle:
-                    if try_lock(handle):
-                        file.unlink()
+                continue
+            with open(file, "r+b") as handle:
+                if try_lock(handle):
+                    file.unlink()
 
 
 def try_lock(file: BinaryIO) -> bool | None:
-    """Lock an open file until it is closed; return whether that was possible.
+    """Lock an open file until it is closed, and return True.
 
-    False if another process has it locked; None on Windows and on file systems without locks.
+    False if another process has locked it; None on Windows and on file systems without locks.
     """
     if sys.platform == "win32":
         return None
@@ -173,7 +173,7 @@ def try_lock(file: BinaryIO) -> bool | None:
 
 
 def refuse_existing(path: PathLike, overwrite: bool) -> None:
-    """Refuse to replace an existing file, unless the caller asks for it."""
+    """Refuse to replace an existing file without `overwrite`."""
     if not overwrite and check_path("path", path).exists():
         raise FileExistsError(f"'{path}' exists already. Pass `overwrite=True` to replace it.")
 
@@ -183,15 +183,14 @@ def write_safetensors(
 ) -> None:
     """Write tensors and their checksum into one safetensors file; equal content gives equal bytes.
 
-    The safetensors library is not used, because it writes metadata in random order and, before 0.8, copies every tensor
-    first.
+    The safetensors library would write metadata in random order and, before 0.8, first copy every tensor.
     """
     refuse_existing(path, overwrite)
     for name, tensor in tensors.items():
         if tensor.dtype not in _CODES:
             known = ", ".join(_CODES.values())
             raise ValueError(f"`{name}` must have a dtype among {known}; got {tensor.dtype}. Convert it first.")
-    # Widest first, then by name: every tensor then starts at a multiple of its item size, as memory mapping needs.
+    # Widest first, so that every tensor starts at a multiple of its item size, as memory mapping needs; then by name.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     buffers = {name: tensors[name].detach().cpu().contiguous() for name in names}
     described: dict[str, object] = {}
@@ -211,7 +210,7 @@ def write_safetensors(
             file.write(header(content_digest(buffers, metadata)))
             file.writelines(map(bytes_of, buffers.values()))
             return
-        with ThreadPoolExecutor(1) as pool:  # large data are written while their checksum is computed
+        with ThreadPoolExecutor(1) as pool:  # computes the checksum of large data while they are written
             digest = pool.submit(content_digest, buffers, metadata)
             file.write(header("0" * 64))
             file.writelines(map(bytes_of, buffers.values()))
@@ -228,11 +227,11 @@ def read_safetensors(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a file, as memory-mapped views, and its metadata without the checksum.
 
-    `verify` reads everything once to compare the checksum. `foreign` accepts files without one, such as other programs
-    write. The mapping is private: writing to a tensor does not change the file.
+    `verify` reads everything once to compare the checksum. `foreign` accepts files of other programs, which have none.
+    The mapping is private: writing to a tensor does not change the file.
     """
     require_file(path)
-    place = os.stat(path).st_ino
+    inode = os.stat(path).st_ino
     with _opened(path) as file:
         metadata: dict[str, str] = dict(file.metadata() or {})
         tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -240,14 +239,14 @@ def read_safetensors(
     if written is None and not foreign:
         raise damaged(path, "it has no checksum, so sirc did not write it")
     if verify and written not in (None, content_digest(tensors, metadata)):
-        if os.stat(path).st_ino != place:  # replaced while it was read: safetensors opens a file twice
+        if os.stat(path).st_ino != inode:  # replaced between the two times that safetensors opens it
             return read_safetensors(path, verify=verify, foreign=foreign)
         raise damaged(path, "its content does not match its checksum")
     return tensors, metadata
 
 
 def read_metadata(path: PathLike) -> dict[str, str]:
-    """The metadata of a file without its checksum, from the header only: quick, but not verified."""
+    """The metadata in the header of a file, without the checksum: quick, but not verified."""
     with _opened(path) as file:
         return {key: value for key, value in (file.metadata() or {}).items() if key != _DIGEST}
 
@@ -291,7 +290,7 @@ def write_npz(path: PathLike, tensors: Mapping[str, Tensor], *, overwrite: bool 
 
 
 def read_npz(path: PathLike, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
-    """Read these arrays, of which only the first must exist. Pickled objects are never read."""
+    """Read the arrays of these names, of which only the first must exist. Pickled objects are never read."""
     required, *optional = names
     with _opened_npz(path) as archive:
         require_array(path, required, archive.files)
@@ -335,12 +334,12 @@ def require_array(path: PathLike, name: str, found: Collection[str]) -> None:
 
 
 def listed_arrays(names: Collection[str]) -> str:
-    """The names of what a file holds, for an error."""
+    """The names of what a file holds, for error messages."""
     return shorten(", ".join(f"`{name}`" for name in sorted(names))) or "nothing"
 
 
 def require_file(path: PathLike) -> None:
-    """Require a file."""
+    """Require an existing file."""
     if Path(path).is_dir():
         raise FileNotFoundError(f"there is no file '{path}': it is a folder.")
     if not Path(path).is_file():
@@ -350,7 +349,7 @@ def require_file(path: PathLike) -> None:
 
 
 def read_json(path: PathLike, text: str | bytes | None = None) -> dict[str, Any]:
-    """The JSON object in a file, or in a `text` that was read from it; anything else is a `StoreError`."""
+    """The JSON object in a file, or in a `text` read from it; anything else is a `StoreError`."""
     try:
         value: object = json.loads(Path(path).read_bytes() if text is None else text)
     except (ValueError, RecursionError) as error:
@@ -362,7 +361,7 @@ def read_json(path: PathLike, text: str | bytes | None = None) -> dict[str, Any]
 
 
 def read_header(path: PathLike, metadata: Mapping[str, str], what: str, version: int) -> dict[str, Any]:
-    """The JSON header in the metadata of a saved object, `what`; it must have this version."""
+    """The JSON header in the metadata of a saved `what`, such as "scorer"; it must have this version."""
     header, name = read_json(path, metadata.get("sirc", "{}")), what.split()[0]
     if header.get("format") != f"sirc-{name}":
         raise StoreError(f"'{path}' is not a saved {what}: write one with `{name}.save(path)`")
@@ -385,12 +384,12 @@ def _opened(path: PathLike) -> Iterator[Any]:
 
 
 def damaged(path: PathLike, why: str) -> StoreError:
-    """The error for a file whose content is not what was written."""
+    """The error for a file whose content is not what sirc wrote."""
     return StoreError(f"'{path}' cannot be trusted: {why}. If sirc wrote it, delete it and run again what made it.")
 
 
 def _describe(tensor: Tensor) -> dict[str, object]:
-    # A damaged header can name a dtype that sirc never writes; that must give a wrong checksum, not a KeyError.
+    # A damaged header can name a dtype that sirc never writes: a wrong checksum, not a KeyError.
     return {"dtype": _CODES.get(tensor.dtype, "unknown"), "shape": list(tensor.shape)}
 
 

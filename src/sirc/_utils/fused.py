@@ -1,4 +1,4 @@
-"""Fused kernels, tried once: where they cannot run, a slower path gives the same results."""
+"""Fused kernels: if one cannot run, it is not tried again, and a slower path computes the same numbers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ _unusable: set[str] = set()
 
 
 def attempt(name: str, work: Callable[[], _R]) -> _R | None:
-    """The result of a kernel or a compiled function; None if it cannot run, and then it is not tried again.
-
-    The caller then computes the same numbers with plain operations.
-    """
+    """The result of a kernel or a compiled function; None if it cannot run, and after such a failure."""
     if name in _unusable:
         return None
     try:

@@ -19,8 +19,8 @@ Shapes: TypeAlias = tuple[object, ...]
 """The stream of a call, and the shapes, strides and types of its tensors: calls with equal ones can share a graph."""
 
 _log = logging.getLogger("sirc")
-_EAGER = 4  # calls that run without a graph; at the fifth, recording is expected to pay off
-_MOST_SHAPES = 32  # that are counted, which limits the memory of graphs
+_EAGER = 4  # calls without a graph; a function that is called a fifth time is expected to pay for recording
+_MOST_SHAPES = 32  # limits the memory of graphs
 
 
 def record(
@@ -37,14 +37,14 @@ def record(
         warm_up()
         side.synchronize()
         torch.cuda.empty_cache()  # nothing can be freed while recording
-        # The graph's own memory then has the workspace of cuBLAS, even if someone clears that later.
+        # The workspace of cuBLAS then is in the graph's own memory, so that nobody can clear it later.
         clear: Callable[[], None] = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
         clear()
         graph = torch.cuda.CUDAGraph()
         collects = gc.isenabled()
         gc.disable()  # it might free something on the device while recording
         try:
-            # Not `torch.cuda.graph`, which also frees pinned memory. Only this thread's mistakes are errors.
+            # Not `torch.cuda.graph`, which also frees pinned memory. Other threads may do what this one may not.
             shared: dict[str, Any] = {} if pool is None else {"pool": pool}
             graph.capture_begin(**shared, capture_error_mode="thread_local")
             try:
@@ -61,7 +61,7 @@ def record(
 
 @contextmanager
 def _not_waiting() -> Iterator[None]:
-    """Raise a RuntimeError if something waits for the device: while recording, that would confuse torch."""
+    """Raise a RuntimeError if something inside waits for the device, which torch cannot record."""
     before = torch.cuda.get_sync_debug_mode()
     try:
         with warnings.catch_warnings():
@@ -76,7 +76,7 @@ def _not_waiting() -> Iterator[None]:
 class Recorded:
     """A function of CUDA tensors as a graph, for tensors with the shapes, types and strides of the examples.
 
-    A RuntimeError if the graph does not give exactly the numbers of the function, or if a `third_party` function waits
+    It is a RuntimeError if the graph does not give exactly the function's numbers, or if a `third_party` function waits
     for the device, which a graph cannot do.
     """
 
@@ -98,28 +98,28 @@ class Recorded:
 
         self._graph, self._results = record(lambda: function(*self._given), warm_up, pool)
         for result in self._results:
-            result.logical_not_()  # changes every value, so that results which a replay does not write are noticed
+            result.logical_not_()  # changes every value, to notice results that a replay does not write
         if not all(map(torch.equal, self(*examples), expected)):
             raise RuntimeError("a CUDA graph of this function gives other numbers than the function")
 
     def __call__(self, *values: Tensor) -> tuple[Tensor, ...]:
         """The results for new values."""
-        for mine, value in zip(self._given, values, strict=True):
-            mine.copy_(value)
+        for given, value in zip(self._given, values, strict=True):
+            given.copy_(value)
         self._graph.replay()
         return tuple(result.clone() for result in self._results)
 
 
 @final
 class Repeats:
-    """Calls a function of CUDA tensors, with a graph once tensors of the same shapes have come a few times.
+    """Calls a function of CUDA tensors, through a graph once tensors of the same shapes have come a few times.
 
     The numbers are the same, in any thread. A function that cannot be recorded is called without a graph. A graph reads
     the function's other tensors at their old addresses: make a new `Repeats` when they move. Copies start without
     graphs.
 
-    A `third_party` function may keep a tensor for the last size: it has one graph, which is dropped when another size
-    comes, and each time more calls pass before it is recorded again.
+    A `third_party` function may keep a tensor for the last size. It therefore has one graph, which is dropped when
+    another size comes; each time more calls pass before it is recorded again.
     """
 
     def __init__(self, *, third_party: bool = False) -> None:
@@ -131,7 +131,7 @@ class Repeats:
 
     def __call__(self, function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
         """`function(*tensors)`."""
-        # After a network has run, this code is out of the processor's caches: each line costs like a small launch.
+        # After a network has run, this code is not in the processor's caches: a line costs as much as a small launch.
         index = tensors[0].get_device()
         if index != torch.cuda.current_device():
             with torch.cuda.device(index):
@@ -172,12 +172,12 @@ class Repeats:
 
 
 def for_new_shapes(hook: _Hook) -> _Hook:
-    """Mark a module's hook that does nothing for shapes that came before: `Repeats` calls it for each new one."""
+    """Mark a module's hook that does nothing for shapes that came before: `Repeats` runs it for each new one."""
     hook.__dict__["for_new_shapes"] = True
     return hook
 
 
 def prevents_graphs(model: nn.Module) -> bool:
-    """Whether some module has a hook that must run at every call: a graph runs none."""
+    """Whether some module has a hook that must run at every call, since a graph runs no hooks."""
     hooks = (hook for m in model.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
     return not all(getattr(hook, "for_new_shapes", False) for hook in hooks)

@@ -1,4 +1,4 @@
-"""Imports by name: `package.module:function`, with errors that say what is missing."""
+"""Imports by name, `package.module:function`; errors say what is missing and how to install it."""
 
 import contextlib
 import importlib
@@ -16,11 +16,11 @@ from sirc._utils.text import closest, shorten
 
 DISTRIBUTION = "torch-sirc"
 """The name to install; on PyPI, `sirc` is another project."""
-_MOVED = {"sirc.small": "sirc.models.small"}  # old paths of modules, which earlier experiments name
+_MOVED = {"sirc.small": "sirc.models.small"}  # old names of modules, in earlier experiments
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module that may be in the current folder; those of the standard library are refused."""
+    """Import a module, also from the current folder; modules of the standard library are refused."""
     module = re.sub(r"(\.py)?(:.*)?$", "", name).replace("/", ".").lstrip(".")
     if module != name:
         raise ValueError(f"`{shorten(name)}` must be a module, `package.module`. Write `{shorten(module)}`.")
@@ -28,7 +28,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def _import(module: str, name: str, forms: str, known: tuple[str, ...] = ()) -> ModuleType:
-    """Import the module of a `name`; the error says what forms a name may have, and which `known` one is close."""
+    """Import the module of a `name`; the error says which `forms` a name may have, and which `known` one is close."""
     module = _MOVED.get(module, module)
     _refuse_standard(name, module)
     if not all(part.isidentifier() for part in module.split(".")):
@@ -46,16 +46,16 @@ def _import(module: str, name: str, forms: str, known: tuple[str, ...] = ()) -> 
 
 
 def import_function(name: str, forms: str) -> Callable[..., Any]:
-    """Import `package.module:function`, also from the current folder; the error says what `forms` a name may have.
+    """Import `package.module:function`, also from the current folder; the error says which `forms` a name may have.
 
-    Functions of the standard library are refused, however they are named: it has no networks and no images.
+    Functions of the standard library are refused under any name: it has no networks and no images.
     """
     module, _, path = name.partition(":")
     value: Any = _import(module, name, forms, ("timm", "torchvision"))
     module_name = value.__name__
     for part in path.split("."):
         if not hasattr(value, part):
-            public = [other for other in vars(value) if not other.startswith("_")]
+            public = [other for other in dir(value) if not other.startswith("_")]
             raise ValueError(f"`{module_name}` has no `{shorten(path)}`.{closest(part, public)}")
         value = getattr(value, part)
         if isinstance(value, ModuleType):
@@ -72,7 +72,7 @@ def import_function(name: str, forms: str) -> Callable[..., Any]:
 
 
 def check_options(name: str, function: Callable[..., Any], options: Mapping[str, object]) -> None:
-    """Refuse options that the function of this name does not take, or that lack one it needs, before it is called."""
+    """Refuse options that this function does not take, or without one that it needs, before it is called."""
     signature = inspect.signature(function)
     try:
         signature.bind(**options)
@@ -89,7 +89,7 @@ def _refuse_standard(name: str, module: str) -> None:
 
 
 def stored_name(name: str) -> str:
-    """The `module:function` that earlier runs stored: they stay valid when a module moves."""
+    """The old name of a `module:function`, as earlier runs stored it: they stay valid when a module moves."""
     module, colon, function = name.partition(":")
     old = {new: old for old, new in _MOVED.items()}
     return f"{old.get(module, module)}{colon}{function}"
@@ -115,7 +115,7 @@ def missing_package(what: str, package: str, extra: str = "vision") -> ImportErr
 
 @contextlib.contextmanager
 def needing(what: str, package: str, extra: str = "vision") -> Iterator[None]:
-    """Import an optional package inside; if it is not installed, the error says so, and which extra installs it."""
+    """Import an optional package inside; if it is not installed, the error names the extra that installs it."""
     try:
         yield
     except ImportError as error:

@@ -17,7 +17,7 @@ SECONDS = 30.0  # the most work that a kill can cost
 
 @final
 class Parts:
-    """Files with checksums, each a part of the work that `work` describes; parts of other work are ignored."""
+    """Files with checksums, each a part of the work that `work` describes; files of other work are ignored."""
 
     def __init__(self, folder: Path, work: Mapping[str, str]) -> None:
         self.folder, self._work = folder, {**work}
@@ -25,7 +25,7 @@ class Parts:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to write a part: `SECONDS` have passed since the last one, or since the first question."""
+        """Whether to write a part: `SECONDS` have passed since the last one, or since this was first asked."""
         self._since = time.monotonic() if self._since is None else self._since
         return time.monotonic() - self._since >= SECONDS
 
@@ -41,12 +41,13 @@ class Parts:
         return False
 
     def read(self) -> Iterator[tuple[dict[str, Tensor], dict[str, str]]]:
-        """The tensors and metadata of each part, by number; damaged parts are left out, to be computed again."""
+        """The tensors and metadata of each part, by number; damaged parts are skipped, to be computed again."""
         for path in sorted(self.folder.glob("part-*.safetensors")):
             with suppress(StoreError, OSError):
                 tensors, metadata = read_safetensors(path)
                 if self._work.items() <= metadata.items():
-                    yield {name: tensor.clone() for name, tensor in tensors.items()}, metadata  # the file may go
+                    # Clones, since the file may be deleted.
+                    yield {name: tensor.clone() for name, tensor in tensors.items()}, metadata
 
     def write(self, number: int, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
         """Write one part atomically; its number says where in the work it begins."""

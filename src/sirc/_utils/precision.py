@@ -1,4 +1,4 @@
-"""Arithmetic settings: exact results under the caller's autocast, modes and TF32; parallel threads."""
+"""Arithmetic: exact results under the caller's autocast, modes and TF32; steps in parallel threads."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, Literal, ParamSpec, TypeVar, final
+from typing import Any, Literal, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Precision = Literal["fp32", "bf16"]
 """The arithmetic of a network: plain float32, or bfloat16 by autocast."""
 
-_P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _BACKENDS = ("cuda", "mkldnn")
@@ -27,38 +25,16 @@ _inside = 0
 _restore: Callable[[], None] | None = None
 
 
-def exact(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run a function in the precision of its tensors, without gradients, and outside of inference mode.
-
-    In a caller's autocast region, matrix products would be rounded to half precision; with TF32 on, to 10 bits. Tensors
-    made in a caller's inference mode could not be changed outside of it.
-    """
-
-    @wraps(function)
-    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-            torch.autocast("cpu", enabled=False),
-            torch.autocast("cuda", enabled=False),
-            full_products(),
-        ):
-            return function(*args, **kwargs)
-
-    return run
-
-
 @contextmanager
 def full_products() -> Iterator[None]:
     """Compute float32 matrix products in full precision, whatever torch is set to.
 
-    The setting holds for the whole process: the first thread that enters changes it, and the last that leaves restores
-    it.
+    The setting is that of the whole process: the first thread to enter changes it, the last to leave restores it.
     """
     global _inside, _restore
     with _lock:
         if not _inside:
-            _restore = _ask_for_full()
+            _restore = _set_full()
         _inside += 1
     try:
         yield
@@ -70,8 +46,28 @@ def full_products() -> Iterator[None]:
                 _restore = None
 
 
-def _ask_for_full() -> Callable[[], None] | None:
-    """Ask torch for full precision, and return a function that restores the setting; None if nothing had to change."""
+@contextmanager
+def _exactly() -> Iterator[None]:
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+        full_products(),
+    ):
+        yield
+
+
+exact = _exactly()
+"""Decorate a function to run in the precision of its tensors, without gradients, and outside of inference mode.
+
+Autocast around the caller would round matrix products to half precision, TF32 to 10 bits. Tensors made in inference
+mode could not be changed outside of it.
+"""
+
+
+def _set_full() -> Callable[[], None] | None:
+    """Set torch to full precision; return a function that restores the setting, or None if nothing had to change."""
     if not hasattr(torch._C, "_get_fp32_precision_getter"):  # torch before 2.9
         before = torch.get_float32_matmul_precision()
         if before == "highest":
@@ -79,7 +75,7 @@ def _ask_for_full() -> Callable[[], None] | None:
         torch.set_float32_matmul_precision("highest")
         return lambda: torch.set_float32_matmul_precision(before)
     kept = _precisions()
-    # The older setting can be read only if the newer switches are at full precision.
+    # torch gives the older setting only while the newer switches are at full precision.
     if all(value in _FULL for value in kept.values()) and torch.get_float32_matmul_precision() == "highest":
         return None
     # A switch at "none" follows the one for all backends, and must still follow it after it is restored.
@@ -87,7 +83,7 @@ def _ask_for_full() -> Callable[[], None] | None:
     followed = _precisions()
     kept = {backend: "none" if value == followed[backend] else value for backend, value in kept.items()}
     _set_precisions(dict.fromkeys(_BACKENDS, "ieee"))
-    # The older setting as well: torch refuses to multiply if the two disagree.
+    # torch refuses to multiply if the older setting disagrees.
     older = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
 
@@ -135,23 +131,23 @@ class Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _as_tf32(x: Tensor) -> Tensor:
-    """The nearest numbers with 10 bits after the leading bit."""
+    """Round to the nearest numbers with 10 bits after the leading bit."""
     return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
 def side_by_side(steps: Sequence[Callable[[], _R]], device: torch.device) -> Iterator[_R]:
     """The results of independent steps, in order; a CPU runs as many at a time as torch has threads, one thread each.
 
-    Matrix decompositions gain less than twofold from a second thread, and lose four- to tenfold if other work uses the
-    cores, since at every column all threads wait for the slowest.
+    A second thread speeds a matrix decomposition up less than twofold, and slows it down four- to tenfold if other work
+    uses the cores, since at every column all threads wait for the slowest.
     """
     threads = torch.get_num_threads()
-    if device.type != "cpu" or threads == 1:  # two threads must not start a GPU's linear algebra at once
+    if device.type != "cpu" or threads == 1:  # two threads must not use a GPU's linear algebra at once
         yield from (step() for step in steps)
         return
     with ThreadPoolExecutor(max(1, min(len(steps), threads)), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         try:
-            # Modes such as `inference_mode` hold for one thread only.
+            # `exact` again, since modes such as `inference_mode` hold for one thread only.
             yield from pool.map(lambda step: exact(step)(), steps)
         finally:
             torch.set_num_threads(threads)

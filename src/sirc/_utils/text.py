@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-# Quotes in front belong to a formula, so that `unquoted` removes the one that `as_csv` added. Numbers are no formulas.
+# A formula may start with quotes, so that `unquoted` removes the one that `as_csv` added. Numbers are no formulas.
 _FORMULA = re.compile(r"(?![+-]?\d*\.?\d+(e[+-]?\d+)?$)'*[=+@\t\r\n-]", re.IGNORECASE)
 
 
@@ -22,7 +22,7 @@ def shorten(text: str, most: int = 80) -> str:
 
 
 def quoted(value: object) -> str:
-    """A value as errors quote it: its `repr`, cut to 80 characters but with the closing quote."""
+    """A value as errors quote it: its `repr`, of which at most 80 characters and the last one."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:78]}…{text[-1]}"
 
@@ -37,6 +37,12 @@ def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def with_lines(title: str, lines: Sequence[str]) -> str:
+    """A title with indented lines below it: the first 20, then the number of the others."""
+    more = [f"… and {len(lines) - 20} more"] if len(lines) > 20 else []
+    return "\n  ".join([title, *lines[:20], *more])
+
+
 def aligned(columns: Sequence[Sequence[str]]) -> Iterator[str]:
     """The lines of a plain table, with each column as wide as its longest cell."""
     widths = [max(map(len, column)) for column in columns]
@@ -45,7 +51,7 @@ def aligned(columns: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def as_csv(table: pd.DataFrame) -> str:
-    """A table as CSV without formulas: text that a spreadsheet would take for one gets a quote in front."""
+    """A table as CSV without formulas: a quote is put before text that a spreadsheet would take for one."""
 
     def safe(cell: object) -> object:
         return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
@@ -60,13 +66,13 @@ def unquoted(cell: str) -> str:
 
 
 def as_markdown(text: str) -> str:
-    """Text that Markdown shows literally, on one line, also in a table; it makes no link of an address."""
+    """Text that Markdown shows literally, on one line, even in a table; addresses do not become links."""
     plain = html.escape(" ".join(text.split()), quote=False)
     return without_links(re.sub(r"([\\`*_|~$])", r"\\\1", plain))
 
 
 def without_links(markdown: str) -> str:
-    """Markdown in which brackets and addresses make no link."""
+    """Markdown in which brackets and addresses do not become links."""
     return re.sub(r"[\[\]]|:(?=//)|(?<=www)\.", r"\\\g<0>", markdown, flags=re.IGNORECASE)
 
 
@@ -82,7 +88,7 @@ def closest(word: object, known: Iterable[str], *, cutoff: float = 0.6) -> str:
 
 
 def closest_match(word: object, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name that is most similar to `word`, in upper or lower case; None if no name is close."""
+    """The known name that is most similar to `word`, whatever the case; None if no name is close."""
     folded = {name.lower(): name for name in known}
     matches = difflib.get_close_matches(str(word).strip().lower(), folded, n=1, cutoff=cutoff)
     return folded[matches[0]] if matches else None

@@ -1,4 +1,4 @@
-"""The files that this process wrote, which a stopped command reports."""
+"""The files that this process wrote, which a command reports when it is stopped."""
 
 from pathlib import Path
 

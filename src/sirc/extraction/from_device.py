@@ -47,4 +47,4 @@ def raise_fatal(lost: Sequence[Unreadable], where: Callable[[int], str]) -> None
     """Raise if an image could not be read because the machine failed, such as its disk; ignore bad images."""
     for item in lost:
         if item.fatal:
-            raise OSError(f"{where(item.index)} cannot be opened, which is no fault of the image: {item.why}")
+            raise OSError(f"{where(item.index)} cannot be opened; the machine failed, not the image: {item.why}")

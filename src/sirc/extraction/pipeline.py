@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack, overload
 
@@ -14,12 +15,13 @@ from sirc._utils import distributed
 from sirc._utils.checks import check_at_least, check_choice, check_positive, check_type
 from sirc._utils.files import PathLike
 from sirc._utils.precision import Precision
-from sirc.data import IndexedBatch, Reader, check_repeatable, reader_of
+from sirc._utils.text import with_lines
+from sirc.data import IndexedBatch, check_repeatable, reader_of
 from sirc.errors import OnError
 from sirc.extraction.from_device import CachedSet
 from sirc.extraction.runner import Runner
-from sirc.extraction.streams import BatchRows, moved_ahead, on_host
-from sirc.extraction.writer import Extraction
+from sirc.extraction.streams import moved_ahead
+from sirc.extraction.writer import Extraction, Shard, finished
 from sirc.models import fingerprint, unwrap
 from sirc.outputs import Head, Outputs, OutputStore, Overwrite
 from sirc.progress import Progress, as_progress
@@ -70,24 +72,24 @@ def extract(
     progress: Progress | bool | None = None,
     name: str = "extract",
 ) -> Outputs | OutputStore:
-    """Run `model` over `data` and keep its logits, the features that its head saw, and the labels.
+    """Run `model` over `data` and keep its logits, the features that its head received, and the labels.
 
-    `data` is a `Dataset` (read `batch_size` at a time by `workers` processes), a `DataLoader` that does not shuffle,
-    or any iterable of batches, read in order. A batch is a tensor, (inputs, labels), or a dict. The model runs on its
-    device in evaluation mode, and is left unchanged.
+    `data` is a `Dataset` (read `batch_size` rows at a time by `workers` processes), a `DataLoader` that does not
+    shuffle, or any iterable of batches, read in order. A batch is a tensor, (inputs, labels), or a dict. The model runs
+    on its device in evaluation mode, and is left unchanged.
 
     Without `path` the result is an `Outputs` on the CPU. With one it is an `OutputStore`: shards of `shard_size` rows,
-    written as they are ready, so memory does not grow with the data. An interrupted run continues where it stopped;
-    inside `sirc.distributed.process_group()` the processes share the shards; the store is the same either way. It
-    records the model, the data and these settings, and refuses others. All rows of a `DataLoader` are kept, also those
-    that `drop_last` drops. An iterable that cannot be indexed needs `size`, is read by one process, and cannot be
+    written as soon as they are ready, so memory does not grow with the data. An interrupted run continues where it
+    stopped; inside `sirc.distributed.process_group()` the processes share the shards; the store is the same either way.
+    It records the model, the data and these settings, and refuses others. All rows of a `DataLoader` are kept, even
+    those that `drop_last` drops. An iterable that cannot be indexed needs `size`, is read by one process, and cannot be
     resumed: pass `overwrite=True` to read it again.
 
     Args:
         model: any classifier that `sirc.find_head` understands.
         data: the inputs, with test-time preprocessing.
         path: the folder of the store, or None to keep all rows in memory.
-        head: the layer whose input is the features, or its name; found if not given.
+        head: the layer whose input is the features, or its name; by default, found by `sirc.find_head`.
         features: whether to keep features.
         labels: whether to keep labels; pass False for OOD data that has labels of its own.
         batch_size: the number of rows at a time, for a `Dataset`; a CPU takes large images in smaller steps.
@@ -126,21 +128,16 @@ def extract(
         return _extract_in_order(runner, data, path, shard_size, size, overwrite, progress, name)
     if size not in (None, len(reader)):
         raise ValueError(f"`size` must be the length of the data, {len(reader)}; got {size}. Leave it out.")
-    if cached is None:  # a cache gives the same images each time
+    if cached is None:  # a cache always gives the same images
         check_repeatable(reader.dataset)
     work = Extraction(runner, reader, on_error, progress, name)
     result = work.in_memory(shard_size) if path is None else work.on_disk(path, shard_size, overwrite)
-    skipped = result.skipped if isinstance(result, OutputStore) else [item.index for item in work.lost]
+    why = {item.index: f": {item.why}" for item in work.lost}  # known to the process that read the image
+    skipped = result.skipped if isinstance(result, OutputStore) else list(why)
     if skipped and distributed.is_main():
-        progress.note(_list_skipped(reader, skipped, {item.index: item.why for item in work.lost}))
+        title = f"{len(skipped)} of {len(reader)} images could not be read and were skipped:"
+        progress.note(with_lines(title, [f"{reader.where(index)}{why.get(index, '')}" for index in skipped]))
     return result
-
-
-def _list_skipped(reader: Reader, skipped: list[int], why: dict[int, str]) -> str:
-    """Count and list the images without a row, with the reason if this process read them."""
-    lines = [f"\n  {reader.where(index)}{': ' + why[index] if index in why else ''}" for index in skipped[:20]]
-    more = f"\n  … and {len(skipped) - 20} more" if len(skipped) > 20 else ""
-    return f"{len(skipped)} of {len(reader)} images could not be read and were skipped:{''.join(lines)}{more}"
 
 
 def _extract_in_order(
@@ -161,38 +158,38 @@ def _extract_in_order(
         )
     if distributed.world() > 1:
         raise ValueError(
-            "`data` that can only be read in order is read by one process; there are "
+            "`data` that can only be read in order must be read by one process; there are "
             f"{distributed.world()}. Pass a Dataset with a length, or start one process."
         )
     if path is not None and size is None:
         raise ValueError(
-            "`size`, the number of rows, must be given to store data that has no length, since a store needs it "
-            "beforehand. Pass `size=…`, or no `path`."
+            "`size`, the number of rows, must be given to store data without a length, since a store needs it from the "
+            "start. Pass `size=…`, or no `path`."
         )
 
-    def outputs() -> Iterator[Outputs]:
+    def shards() -> Generator[Shard, None, None]:
+        """Make a shard of each batch."""
         with progress.task(name, size) as task, runner.running():
-            before: tuple[BatchRows, Callable[[], object]] | None = None
             batches = (IndexedBatch((), batch, []) for batch in data)
-            for got in moved_ahead(batches, runner.device):
-                made = on_host(runner(got.batch))
-                task.advance(len(made[0][0]))
-                if before is not None:  # while the device works on the next batch
-                    yield _arrived(*before)
-                before = made
-            if before is not None:
-                yield _arrived(*before)
+            for number, got in enumerate(moved_ahead(batches, runner.device)):
+                rows = runner(got.batch)
+                shard = Shard(range(len(rows["logits"])), number)
+                shard.add(len(shard.items), rows, [])
+                shard.computed()
+                task.advance(len(shard.items))
+                yield shard
 
-    if path is None:
-        parts = list(outputs())
-        if not parts:
-            raise ValueError("`data` must hold at least one batch; it is empty. Was this iterator used up before?")
-        return Outputs.cat(parts)
-    return OutputStore.from_outputs(
-        path, outputs(), size=size, shard_size=shard_size, model=fingerprint(runner.model), overwrite=overwrite is True
-    )
-
-
-def _arrived(rows: BatchRows, wait: Callable[[], object]) -> Outputs:
-    wait()
-    return Outputs(*rows)
+    with closing(finished(shards(), lambda shard: Outputs(**shard.take()))) as outputs:
+        if path is not None:
+            return OutputStore.from_outputs(
+                path,
+                outputs,
+                size=size,
+                shard_size=shard_size,
+                model=fingerprint(runner.model),
+                overwrite=overwrite is True,
+            )
+        parts = list(outputs)
+    if not parts:
+        raise ValueError("`data` must hold at least one batch; it is empty. Was this iterator used up before?")
+    return Outputs.cat(parts)

@@ -16,6 +16,7 @@ from sirc._utils.graphs import Repeats, prevents_graphs
 from sirc._utils.precision import Precision
 from sirc._utils.text import quoted
 from sirc.data import Reader
+from sirc.extraction.streams import Columns
 from sirc.models import (
     LABEL_KEYS,
     FeatureHook,
@@ -29,14 +30,14 @@ from sirc.models import (
 from sirc.outputs import Head, OutputStore
 
 _CPU_PIXELS = 400_000
-"""What a network sees at once on a CPU: eight images of 224 × 224, but at least one for each thread. The activations of
-larger batches are taken from the system anew for every layer, which costs more time than the arithmetic."""
+"""The pixels that a CPU gets at once: eight images of 224 × 224, but at least one image for each thread. For larger
+batches the system allocates the activations of every layer anew, which costs more time than the arithmetic."""
 
 
 @final
 @dataclass
 class Runner:
-    """Runs a model on a batch and returns (logits, features, labels) in the dtype to store."""
+    """Runs a model on a batch and returns logits, features and labels in the dtype to store."""
 
     model: nn.Module
     head: Head | str | None
@@ -80,7 +81,7 @@ class Runner:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Set evaluation mode, no gradients and the precision; restore all at the end."""
+        """Set evaluation mode, no gradients and the precision, and restore all at the end."""
         autocast = torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
         place = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         with evaluating(self.model), place, autocast, ExitStack() as self._hooks:
@@ -91,20 +92,19 @@ class Runner:
             self._hooks.callback(setattr, self, "_repeats", None)
             yield
 
-    def __call__(self, batch: object) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Logits, features and labels of a batch."""
+    def __call__(self, batch: object) -> Columns:
+        """The logits of a batch and, if wanted, its features and labels."""
         batch = self._formatted(batch)
         if self.features and self._hook is None:
             hook = FeatureHook()
             self._hooks.enter_context(hook.attach(self.model, self._head_for(batch)))
             hook.open()
             self._hook = hook
-        logits, *features = self._forward(batch)
-        z = features[0] if features else None
-        labels = _labels(batch, len(logits)) if self.labels else None
+        columns = dict(zip(("logits", "features"), self._forward(batch), strict=False))
+        labels = _labels(batch, len(columns["logits"])) if self.labels else None
         if self.dtype is not None:
-            logits, z = logits.to(self.dtype), None if z is None else z.to(self.dtype)
-        return logits, z, labels
+            columns = {name: x.to(self.dtype) for name, x in columns.items()}
+        return columns if labels is None else {**columns, "labels": labels}
 
     def _forward(self, batch: object) -> tuple[Tensor, ...]:
         """Logits, and features if they are wanted."""
@@ -117,7 +117,7 @@ class Runner:
         rows = max(_CPU_PIXELS // pixels, torch.get_num_threads()) if pixels else len(images)
         if len(images) <= rows:
             return self._run(batch)
-        # Cut evenly, so that no image is left alone: some networks squeeze the batch away.
+        # Cut evenly, so that no image is left alone: some networks squeeze a batch of one.
         steps = -(-len(images) // rows)
         ends = [len(images) * i // steps for i in range(steps + 1)]
         parts = [self._run(rows_of(batch, slice(*step))) for step in pairwise(ends)]
@@ -134,7 +134,7 @@ class Runner:
         return logits, z
 
     def _formatted(self, batch: object) -> object:
-        """Convert the images of a batch to the memory format asked for."""
+        """Give the images of a batch the memory format to run in."""
         if not self.channels_last:
             return batch
 
@@ -147,7 +147,7 @@ class Runner:
 
 
 def _only_input(batch: object) -> object:
-    """The inputs of a batch; of a dict, its one input, or None if it has several, as some may not be rows."""
+    """The inputs of a batch; None for a dict with several, since some may not have a row for each sample."""
     if isinstance(batch, Mapping):
         inputs = [value for key, value in batch.items() if key not in LABEL_KEYS]
         return inputs[0] if len(inputs) == 1 else None
@@ -155,7 +155,7 @@ def _only_input(batch: object) -> object:
 
 
 def ran_in_half(store: OutputStore) -> bool:
-    """Whether the network of a store ran in bfloat16, by `Runner.how`; the stored dtype may differ."""
+    """Whether the network of a store ran in bfloat16, as `Runner.how` recorded; the stored dtype may differ."""
     return ", bf16, stored " in (store.how or "")
 
 
@@ -172,7 +172,7 @@ def _labels(batch: object, rows: int) -> Tensor | None:
         labels = torch.as_tensor(values)
         got = f"{labels.dtype} of shape {tuple(labels.shape)}"
         fit = labels.shape == (rows,) and not labels.is_floating_point() and not labels.is_complex()
-    except (TypeError, ValueError, RuntimeError):  # texts, such as the paths of the images
+    except (TypeError, ValueError, RuntimeError):  # such as the paths of the images
         got, fit = quoted(values), False
     if not fit:
         raise ValueError(

@@ -13,8 +13,8 @@ from torch import Tensor
 from sirc.data import IndexedBatch
 from sirc.models import map_inputs
 
-BatchRows: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]
-"""Logits, features and labels of some rows."""
+Columns: TypeAlias = dict[str, Tensor]
+"""The logits of some rows and, if kept, their features and labels, by the names of `Outputs`."""
 
 _AHEAD = 3  # batches launched but not finished on the device; more would only take memory
 
@@ -43,16 +43,6 @@ def moved_ahead(batches: Iterator[IndexedBatch], device: torch.device) -> Iterat
         launched.append(_marked(now))
         if len(launched) > _AHEAD:
             launched.popleft().synchronize()
-
-
-def on_host(rows: BatchRows) -> tuple[BatchRows, Callable[[], object]]:
-    """Begin to copy rows to new memory on the CPU; return them, and a function that waits for the copies."""
-    logits, features, labels = (
-        x if x is None else torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda).copy_(x, non_blocking=x.is_cuda)
-        for x in rows
-    )
-    assert logits is not None
-    return (logits, features, labels), arrived()
 
 
 def arrived() -> Callable[[], object]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar, final
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sirc._utils import distributed
 from sirc._utils.files import PathLike
@@ -23,14 +23,13 @@ from sirc.data import Reader, Unreadable, data_fingerprint
 from sirc.errors import ImageError, OnError, StoreError
 from sirc.extraction.from_device import raise_fatal
 from sirc.extraction.runner import Runner
-from sirc.extraction.streams import BatchRows, arrived, moved_ahead
+from sirc.extraction.streams import Columns, arrived, moved_ahead
 from sirc.models import fingerprint
 from sirc.outputs import Outputs, OutputStore, Overwrite
 from sirc.progress import Progress, Task
 
 _FINGERPRINTS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 _SKIP = 'skip, count and name such images: `on_error="skip"`.'
-_COLUMNS = ("logits", "features", "labels")
 _WRITERS = 2  # threads that finish shards: each computes a checksum and waits for the disk
 _R = TypeVar("_R")
 
@@ -57,14 +56,14 @@ class Extraction:
     name: str
     lost: list[Unreadable] = field(default_factory=list)
     _empty: Outputs | None = None
-    """A selection without rows, which has the sizes and types."""
+    """No rows, with the sizes and types of all rows."""
 
     def in_memory(self, block: int) -> Outputs:
         """Extract all rows to the CPU."""
         size = len(self.reader)
-        shards = [_Shard(range(size)[start : start + block], start // block) for start in range(0, size, block)]
+        shards = [Shard(range(size)[start : start + block], start // block) for start in range(0, size, block)]
         with self.progress.task(self.name, size) as task:
-            return Outputs.cat(list(self._finished(shards, self._unpinned, task)))
+            return Outputs.cat(list(finished(self._filled(shards, task), self._unpinned)))
 
     def on_disk(self, path: PathLike, shard_size: int, overwrite: Overwrite) -> OutputStore:
         """Write the missing shards of this process, wait for the other processes, and return the store."""
@@ -73,7 +72,7 @@ class Extraction:
             model = _FINGERPRINTS.get(self.runner.model) or fingerprint(self.runner.model)
             data = data_fingerprint(self.reader.dataset)
             if self.runner.head is None and overwrite is not True:
-                with suppress(StoreError):  # a complete store records the layer of its features
+                with suppress(StoreError):  # a complete store records the layer that its features come from
                     store = OutputStore(path)
                     if store.complete and (match := re.match(r"features of '(.*)', (?:no )?labels, ", store.how or "")):
                         self.runner.head = match[1]
@@ -93,36 +92,24 @@ class Extraction:
             if self.on_error == "stop" and (skipped := store.skipped):
                 raise StoreError(
                     f"'{store.path}' lacks {len(skipped)} images that could not be read, such as "
-                    f"{self.reader.where(skipped[0])}. Mend them and delete the shards that lack them, or {_SKIP}"
+                    f"{self.reader.where(skipped[0])}. Repair them and delete the shards that lack them, or {_SKIP}"
                 )
         with distributed.failing_together():
             skips = self.on_error == "skip"
-            shards = [_Shard(store.items(i), i, store.parts(i), skips=skips) for i in missing]
+            shards = [Shard(store.items(i), i, store.parts(i), skips=skips) for i in missing]
             rows = sum(len(store.items(i)) for i in mine)
             done = rows - sum(len(shard.left) for shard in shards)
 
-            def write(shard: _Shard) -> None:
+            def write(shard: Shard) -> None:
                 store.write(shard.number, self._join(shard), shard.skipped)
 
             with self.progress.task(distributed.of_process(self.name), rows, done=done) as task:
-                for _ in self._finished(shards, write, task):
+                for _ in finished(self._filled(shards, task), write):
                     pass
         return store
 
-    def _finished(self, shards: Sequence[_Shard], finish: Callable[[_Shard], _R], task: Task) -> Iterator[_R]:
-        """Yield what `finish` returns for each shard, in order; threads call it while the model runs on."""
-        waiting: deque[Future[_R]] = deque()
-        with ThreadPoolExecutor(_WRITERS) as pool:
-            for shard in self._filled(shards, task):
-                waiting.append(pool.submit(finish, shard))
-                # Results are passed on at once, and memory holds no more shards than these.
-                while waiting and (len(waiting) > _WRITERS or waiting[0].done()):
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-
-    def _filled(self, shards: Sequence[_Shard], task: Task) -> Iterator[_Shard]:
-        """Yield each shard once the model has run on all of it; its rows may still be on the way from the device."""
+    def _filled(self, shards: Sequence[Shard], task: Task) -> Generator[Shard, None, None]:
+        """Yield each shard once the model has run on all of it; the device may still be copying its rows."""
         device = self.runner.device
         with self.runner.running():
             spans = [shard.left for shard in shards if shard.left]
@@ -132,7 +119,7 @@ class Extraction:
                     while shard.left:
                         got = next(batches)
                         self._check(got.lost)
-                        rows = None if got.batch is None else self.runner(got.batch)
+                        rows = {} if got.batch is None else self.runner(got.batch)
                         read = len(got.index) + len(got.lost)
                         shard.add(read, rows, [item.index for item in got.lost])
                         task.advance(read)
@@ -159,15 +146,15 @@ class Extraction:
         if lost and self.on_error == "stop":
             raise ImageError(
                 f"every image must be readable; {self.reader.where(lost[0].index)} is not: "
-                f"{lost[0].why} Mend or remove it, or {_SKIP}"
+                f"{lost[0].why} Repair or remove it, or {_SKIP}"
             )
 
-    def _unpinned(self, shard: _Shard) -> Outputs:
+    def _unpinned(self, shard: Shard) -> Outputs:
         """The rows of a shard in ordinary memory, since pinned memory is scarce."""
         outputs = self._join(shard)
         return Outputs._trusted(**{name: x.clone() if x.is_pinned() else x for name, x in outputs._tensors().items()})
 
-    def _join(self, shard: _Shard) -> Outputs:
+    def _join(self, shard: Shard) -> Outputs:
         if not shard.filled:
             assert self._empty is not None
             return self._empty
@@ -179,63 +166,59 @@ class Extraction:
 
 
 @final
-class _Shard:
-    """An unfinished shard: its rows so far, beginning with those that an earlier run kept in `parts`."""
+class Shard:
+    """An unfinished shard: its rows so far, starting with those that an earlier run kept in `parts`."""
 
     def __init__(self, items: range, number: int, parts: Parts | None = None, *, skips: bool = False) -> None:
         self.items, self.left, self.number, self.parts = items, items, number, parts
-        self.columns: dict[str, Tensor] = {}
+        self.columns: Columns = {}
         self.filled = 0
         self.skipped: list[int] = []
         self._wait: Callable[[], object] = lambda: None
         for tensors, about in () if parts is None else parts.read():
             first, end, *skipped = json.loads(about["items"])
             if first == self.left.start and (skips or not skipped):
-                rows = (tensors["logits"], tensors.get("features"), tensors.get("labels")) if tensors else None
                 with suppress(ValueError):  # inconsistent rows are computed again
-                    self.add(end - first, rows, skipped)
+                    self.add(end - first, tensors, skipped)
         self._kept = self.left.start, self.filled, len(self.skipped)
 
-    def add(self, count: int, rows: BatchRows | None, skipped: list[int]) -> None:
-        """Add the rows of the next `count` items, some of which may be skipped."""
-        given = 0 if rows is None else len(rows[0])
+    def add(self, count: int, rows: Columns, skipped: list[int]) -> None:
+        """Add the rows of the next `count` items without the skipped ones; their copies to the host begin here."""
+        given = len(rows["logits"]) if rows else 0
         if given != count - len(skipped):
             raise ValueError(
                 f"a model must give one row of logits for each input; got {given} for {count - len(skipped)}. Drop, "
                 "merge or repeat none in its `forward`."
             )
-        if rows is not None:
-            self._copy({name: x for name, x in zip(_COLUMNS, rows, strict=True) if x is not None}, given)
-        self.left = self.left[count:]
-        self.filled += given
-        self.skipped += skipped
-
-    def _copy(self, rows: dict[str, Tensor], count: int) -> None:
-        """Begin to copy rows to the host, into pinned memory if they come from a GPU."""
         for name, x in rows.items():
-            if len(x) != count:
+            if len(x) != given:
                 raise ValueError(
-                    f"`{name}` must have as many rows as `logits`; got {len(x)} and {count}. If the head runs several "
+                    f"`{name}` must have as many rows as `logits`; got {len(x)} and {given}. If the head runs several "
                     "times in a forward pass, let it run once, or name a layer that does, `head=…`, or pass "
                     "`features=False`."
                 )
-            if name not in self.columns and not self.filled:
-                shape = len(self.items), *x.shape[1:]
-                self.columns[name] = torch.empty(shape, dtype=x.dtype, pin_memory=x.is_cuda)
+        if not self.filled:
+            size = len(self.items)
+            self.columns = {
+                name: torch.empty(size, *x.shape[1:], dtype=x.dtype, pin_memory=x.is_cuda) for name, x in rows.items()
+            }
         looks = [{name: (tuple(x.shape[1:]), x.dtype) for name, x in some.items()} for some in (self.columns, rows)]
-        if looks[0] != looks[1]:
+        if rows and looks[0] != looks[1]:
             raise ValueError(
                 f"all batches must give rows of the same shapes and types; got {looks[0]}, then {looks[1]}. Let the "
                 "model and the data give the same for each batch, or pass `dtype=…`."
             )
         for name, x in rows.items():
-            self.columns[name][self.filled : self.filled + count].copy_(x, non_blocking=x.is_cuda)
+            self.columns[name][self.filled : self.filled + given].copy_(x, non_blocking=x.is_cuda)
+        self.left = self.left[count:]
+        self.filled += given
+        self.skipped += skipped
 
     def computed(self) -> None:
         """Note that the model has run on all rows so far, for `take` to wait for the last of them."""
         self._wait = arrived()
 
-    def take(self) -> dict[str, Tensor]:
+    def take(self) -> Columns:
         """Hand over the columns; the shard no longer holds them."""
         self._wait()
         columns, self.columns = self.columns, {}
@@ -250,3 +233,17 @@ class _Shard:
             new = {name: x[rows : self.filled] for name, x in self.columns.items()} if self.filled > rows else {}
             self.parts.write(first, new, {"items": json.dumps(items)})
             self._kept = self.left.start, self.filled, len(self.skipped)
+
+
+def finished(shards: Generator[Shard, None, None], finish: Callable[[Shard], _R]) -> Generator[_R, None, None]:
+    """Yield the result of `finish` for each shard, in order; threads call it while the model runs on the next ones."""
+    waiting: deque[Future[_R]] = deque()
+    # Closed at once if something fails, since the model is restored then.
+    with ThreadPoolExecutor(_WRITERS) as pool, closing(shards):
+        for shard in shards:
+            waiting.append(pool.submit(finish, shard))
+            # No result waits, and no more than these shards are in memory.
+            while waiting and (len(waiting) > _WRITERS or waiting[0].done()):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()

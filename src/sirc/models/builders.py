@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -24,7 +24,7 @@ from sirc.models.ensemble import Ensemble
 from sirc.models.stems import Stem, halve_stem
 from sirc.models.weights import fingerprint, load_weights
 
-_Published: TypeAlias = tuple[int | None, str]  # the number of classes of pretrained weights, and their address
+_Published: TypeAlias = tuple[int | None, str]  # of pretrained weights: the number of classes and the address
 _AS_CHECKPOINT = "as `checkpoint=…` with `pretrained=False`"
 _FORMS = "`timm:NAME`, `torchvision:NAME` or `package.module:function`"
 
@@ -40,10 +40,10 @@ def build(
 ) -> nn.Module:
     """Build a classifier from `timm:NAME`, `torchvision:NAME` or `package.module:function`.
 
-    `pretrained=True` takes the library's default weights, a string names others: `"IMAGENET1K_V1"` (torchvision), a tag
-    such as `"a1_in1k"` (timm). `checkpoint` is a file of weights instead (see `load_weights`). `stem="half"` lets the
-    first layers reduce an image half as much, for images of about 64 px. `options` are passed to the builder. A
-    function gets `num_classes` and `pretrained` if it takes them, and may be in a module in the current folder.
+    `pretrained=True` takes the library's default weights; a string names others: `"IMAGENET1K_V1"` (torchvision), or a
+    tag such as `"a1_in1k"` (timm). `checkpoint` is a file of weights (see `load_weights`). With `stem="half"` the first
+    layers reduce an image half as much, for images of about 64 px. `options` are passed to the builder. A function gets
+    `num_classes` and `pretrained` if it takes them; its module may be in the current folder.
     """
     source, network = check_settings(name, num_classes, pretrained, checkpoint, stem)
     if source in ("timm", "torchvision"):
@@ -59,25 +59,23 @@ def build(
 
 
 def named(text: str, num_classes: int | None = None) -> tuple[nn.Module, Preprocess | None]:
-    """Build a network with weights from one text, as on the command line; with its preprocessing if that is known.
+    """Build a network with weights from a text such as `timm:NAME`; return its preprocessing too, if that is known.
 
-    `timm:NAME` and `torchvision:NAME` get their published weights; `…=FILE` gets those of a checkpoint, for
-    `num_classes` classes. A folder holds a model in the format of timm and the Hub: config.json and weights. A
-    `package.module:function` loads its weights itself, unless `=FILE` is given too.
+    `timm:NAME` and `torchvision:NAME` load their published weights; `…=FILE` loads a checkpoint for `num_classes`
+    classes. A folder must hold a model in the format of timm and the Hub: config.json and weights. A
+    `package.module:function` loads its weights itself, unless `=FILE` is given.
     """
     name, _, weights = text.partition("=")
-    is_folder = Path(text, "config.json").is_file()
     if Path(text).is_file():
-        raise ValueError(f"weights need the network that they are for: `timm:NAME={text}`; got the file alone.")
-    source = "timm" if is_folder else _split(name)[0]
-    if is_folder:
-        model = _from_folder(text)
-    elif weights or source not in ("timm", "torchvision"):
+        raise ValueError(f"a file of weights needs the name of its network, `timm:NAME={text}`; got the file alone.")
+    if Path(text, "config.json").is_file():
+        source, model = "timm", _from_folder(text)
+    elif (source := _split(name)[0]) not in ("timm", "torchvision") or weights:
         model = build(name, num_classes=num_classes, checkpoint=weights or None)
         if not weights and fingerprint(model) != fingerprint(build(name, num_classes=num_classes)):
             raise ValueError(
-                f"a function must return a trained network; `{name}` returns other weights at each call, so they are "
-                f"random. Let it load weights, or name their file, `{name}=FILE`."
+                f"a function must return a trained network; the weights of `{name}` are random, since each call gives "
+                f"others. Let it load weights, or name their file, `{name}=FILE`."
             )
     else:
         try:
@@ -93,7 +91,7 @@ def named(text: str, num_classes: int | None = None) -> tuple[nn.Module, Preproc
 
 
 def _from_folder(folder: str) -> nn.Module:
-    """Load a folder in the format of timm and the Hub; the timm version that we require runs no code of a pickle."""
+    """Load a folder in the format of timm and the Hub; the timm versions that we allow run no code from a pickle."""
     config = Path(folder, "config.json")
     if "architecture" not in read_json(config):
         raise ValueError(
@@ -105,11 +103,11 @@ def _from_folder(folder: str) -> nn.Module:
     except ValueError as error:  # with advice for published weights
         cause = error.__cause__ or error
         why = f"timm cannot load it ({first_line(cause).rstrip('.')})"
-        if "weights_only" in str(cause):  # torch advises to switch that off
-            why = "its weights are a pickle that holds more than weights; reading it would run code, so it is not read"
+        if "weights_only" in str(cause):  # torch would advise to switch that off
+            why = "its weights are a pickle that holds more than weights; it is not read, as reading it would run code"
         raise ValueError(
-            f"'{folder}' must hold a config.json and the weights of a model, as timm and the Hub keep it; {why}. Mend "
-            "the folder, or name the network and a file of weights: `timm:NAME=FILE`."
+            f"'{folder}' must hold config.json and weights, in the format of timm and the Hub; {why}. Repair the "
+            "folder, or name the network and a file of weights: `timm:NAME=FILE`."
         ) from error
 
 
@@ -123,47 +121,44 @@ def check_settings(
     if pretrained == "":
         raise ValueError("`pretrained` must be true, false or the name of weights; got an empty string.")
     if pretrained and checkpoint is not None:
-        raise ValueError(
-            f"`checkpoint` must be left out where `pretrained` is given; got {quoted(pretrained)}. Drop one."
-        )
+        raise ValueError(f"`checkpoint` must be left out if `pretrained` is given; got {quoted(pretrained)}. Drop one.")
     if pretrained and stem != "own":
         raise ValueError(
-            f'`stem` must be "own" where `pretrained` is given, as the weights are for that; got "{stem}". Train the '
-            "network, or give a `checkpoint` of one that was trained so."
+            f'`stem` must be "own" if `pretrained` is given, since the weights are for that stem; got "{stem}". '
+            "Train the network, or pass a `checkpoint` that was trained with this stem."
         )
     return _split(name)
 
 
 def preprocess_of(model: str | nn.Module, pretrained: bool | str = True) -> Preprocess:
-    """Get the published preprocessing of a model of timm or torchvision, by its name, or from timm's model itself."""
+    """Get the preprocessing that timm or torchvision publishes for a model: by its name, or of a model made by timm."""
     if isinstance(model, Ensemble):
         return shared_preprocess([preprocess_of(member) for member in model.members])
     if isinstance(model, nn.Module):
         config = getattr(model, "pretrained_cfg", None)
         if not isinstance(config, dict):
             raise ValueError(
-                f"only models of timm know their preprocessing; {type(model).__name__} does not. Name it, "
+                f"only models made by timm record their preprocessing; {type(model).__name__} does not. Pass its name, "
                 '`preprocess_of("torchvision:resnet50")`, or write a `Preprocess`.'
             )
         kernel = model.state_dict().get(f"{config.get('first_conv')}.weight")
         channels, *sides = config.get("input_size", (3,))
-        # With `in_chans` the published size is not the model's; but a first layer may read several pixels as one.
+        # `in_chans` changes the model and not the published size; but some first layers read several pixels as one.
         if kernel is not None and kernel.ndim == 4 and kernel.shape[1] % channels:
             config = {**config, "input_size": (kernel.shape[1], *sides)}
         return _timm_preprocess(config.get("architecture", type(model).__name__), config)
-    name = model
-    source, network = _split(name)
+    source, network = _split(model)
     if source == "timm":
         timm = _library("timm")
         network = _timm_name(timm, network, pretrained)
         return _timm_preprocess(network, timm.get_pretrained_cfg(network).to_dict())
     if source != "torchvision":
         raise ValueError(
-            f"only timm and torchvision publish a preprocessing; got `{shorten(name)}`. Write a `Preprocess`."
+            f"only timm and torchvision publish a preprocessing; got `{shorten(model)}`. Write a `Preprocess`."
         )
     published = _torchvision_weights(network, pretrained or True).transforms()
     if not all(hasattr(published, key) for key in ("resize_size", "crop_size", "interpolation", "mean", "std")):
-        raise ValueError(f"`{name}` must be an image classifier; its preprocessing is a {type(published).__name__}.")
+        raise ValueError(f"`{model}` must be an image classifier; its preprocessing is a {type(published).__name__}.")
     resize, (crop,) = published.resize_size, published.crop_size
     return Preprocess(
         resize=resize[0] if len(resize) == 1 else tuple(resize),
@@ -175,16 +170,16 @@ def preprocess_of(model: str | nn.Module, pretrained: bool | str = True) -> Prep
 
 
 def shared_preprocess(published: Sequence[Preprocess], changes: Mapping[str, Any] | None = None) -> Preprocess:
-    """Get the one preprocessing of an ensemble's members, after `changes` to that of each."""
+    """Get the preprocessing that all members of an ensemble share once `changes` are made to each."""
     try:
         first, *others = (replace(one, **(changes or {})) for one in published)
     except TypeError as error:
         raise ValueError(f"`preprocess` must have fields of `sirc.data.Preprocess`: {error}") from error
-    names = [field.name for field in fields(first)]
-    if differing := [name for name in names if any(getattr(one, name) != getattr(first, name) for one in others)]:
+    ours, *theirs = map(asdict, (first, *others))
+    if differing := [name for name in ours if any(one[name] != ours[name] for one in theirs)]:
         choice = ", ".join(f"{name!r}: …" for name in differing)
         raise ValueError(
-            "the members of an ensemble must share one preprocessing; as published, theirs differ in "
+            "the members of an ensemble must share one preprocessing; the published ones differ in "
             f"{listed(differing)}. Choose for all of them: `preprocess={{{choice}}}`"
         )
     return first
@@ -202,10 +197,10 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _timm(network: str, pretrained: bool | str) -> tuple[Callable[..., nn.Module], _Published | None]:
-    """Find the function that makes timm's network, and its weights."""
+    """Get the function that builds timm's network, and its published weights."""
     timm = _library("timm")
     published: _Published = None, network
-    if ":" not in network:  # hf-hub:… and local-dir:… are timm's to find
+    if ":" not in network:  # timm finds hf-hub:… and local-dir:… itself
         network = _timm_name(timm, network, pretrained)
         if config := timm.get_pretrained_cfg(network, allow_unregistered=True):
             hub = config.hf_hub_id
@@ -235,8 +230,8 @@ def _timm_preprocess(name: str, published: Mapping[str, Any]) -> Preprocess:
     channels, height, width = config["input_size"]
     if channels != 3:
         raise ValueError(
-            f"images of folders are read as RGB, so the network must take 3 channels; `timm:{name}` takes {channels}. "
-            "Pass a dataset or a loader that prepares its own inputs."
+            f"images are read as RGB, so the network must take 3 channels; `timm:{name}` takes {channels}. Pass a "
+            "dataset or a loader that prepares its own inputs."
         )
     if height != width or config["crop_mode"] == "border" or config["interpolation"] == "random":
         raise ValueError(f"`timm:{name}` has a preprocessing that `Preprocess` cannot express: {config}.")
@@ -251,28 +246,24 @@ def _timm_preprocess(name: str, published: Mapping[str, Any]) -> Preprocess:
 
 
 def _torchvision(network: str, pretrained: bool | str) -> tuple[Callable[..., nn.Module], _Published | None]:
-    """Find the function that makes torchvision's network, and its weights."""
-    models = _torchvision_models(network)
-    weights = _torchvision_weights(network, pretrained) if pretrained else None
+    """Get the function that builds torchvision's network, and its published weights."""
+    weights = _torchvision_weights(network, pretrained)
     published = weights and (len(weights.meta.get("categories", ())) or None, weights.url)
-    return partial(models.get_model, network, weights=weights), published
-
-
-def _torchvision_models(network: str) -> Any:
-    """Import torchvision's models and check that this is one of them."""
-    models = _library("torchvision").models
-    known = models.list_models()
-    if network.lower() not in known:
-        raise ValueError(f"torchvision has no model `{shorten(network)}`.{closest(network, known)}")
-    return models
+    return partial(_library("torchvision").models.get_model, network, weights=weights), published
 
 
 def _torchvision_weights(network: str, pretrained: bool | str) -> Any:
-    known = _torchvision_models(network).get_model_weights(network)
-    wanted = "DEFAULT" if pretrained is True else str(pretrained)
-    if wanted not in known.__members__:
-        raise _unknown_weights(f"torchvision's `{network}`", list(known.__members__), wanted)
-    return known[wanted]
+    """Get torchvision's weights of a network, or None if `pretrained` is false."""
+    models = _library("torchvision").models
+    if network.lower() not in (known := models.list_models()):
+        raise ValueError(f"torchvision has no model `{shorten(network)}`.{closest(network, known)}")
+    if not pretrained:
+        return None
+    weights = models.get_model_weights(network)
+    wanted = "DEFAULT" if pretrained is True else pretrained
+    if wanted not in weights.__members__:
+        raise _unknown_weights(f"torchvision's `{network}`", list(weights.__members__), wanted)
+    return weights[wanted]
 
 
 def _unknown_weights(network: str, known: Sequence[str], wanted: str) -> ValueError:
@@ -304,14 +295,14 @@ def _create(
     num_classes: int | None,
     options: dict[str, object],
 ) -> nn.Module:
-    """Build a library's model safely: run no code from files, print nothing on stdout, explain failures."""
+    """Build a library's model: run no code from files, print nothing to stdout, explain failures."""
     if num_classes is not None:
         options = {"num_classes": num_classes, **options}
         if published and published[0] not in (None, num_classes):
             raise ValueError(
                 f"`num_classes` must be {published[0]}, as in the pretrained weights of `{name}`; got "
-                f"{num_classes}, whose head would be random. Leave `num_classes` out, or, to train such a head, build "
-                "the model in a function of your own and name that: `package.module:function`."
+                f"{num_classes}, whose head would be random. Leave `num_classes` out. To train such a head, build the "
+                "model in a function of your own and name that: `package.module:function`."
             )
     key = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(key)
@@ -332,7 +323,7 @@ def _create(
             f"them elsewhere ({published[1]}) and pass the file {_AS_CHECKPOINT}."
         ) from error
     finally:
-        del os.environ[key]
+        os.environ.pop(key, None)  # another thread may have removed it
         if before is not None:
             os.environ[key] = before
 

@@ -4,7 +4,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeGuard
+from typing import Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -49,9 +49,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def call_model(model: nn.Module, batch: object) -> object:
     """Call `model(batch)` on the model's device, with floating inputs in its dtype.
 
-    Of a tuple or list, (inputs, labels, …), the first element is passed; where that is a tuple or list itself, each of
-    its elements by position. A dict is passed as keyword arguments without its labels; a single input under a key that
-    the model does not know is passed by position.
+    A tuple or list is (inputs, labels, …): its first element is passed, and if that is itself a tuple or list, each of
+    its elements by position. A dict is passed as keyword arguments without its labels; a single input is passed by
+    position if the model does not know its key.
     """
     if isinstance(batch, Tensor):  # first, since it is the usual case and the quickest test
         return _call(model, _prepare(model, batch))
@@ -89,7 +89,7 @@ def _call(model: nn.Module, /, *inputs: object, **named: object) -> object:
         except TypeError:
             raise ValueError(
                 f"A batch must have the inputs that {type(network).__name__}.forward{signature} takes; got "
-                f"{len(inputs) + len(named)}. Of a tuple, (inputs, labels), the first is passed: give several as one, "
+                f"{len(inputs) + len(named)}. A tuple is (inputs, labels): give several inputs as one, "
                 "((a, b), labels), or by name in a dict."
             ) from error
         raise
@@ -106,12 +106,12 @@ def map_inputs(batch: object, change: Callable[[object], object]) -> object:
 
 
 def rows_of(batch: object, which: slice) -> object:
-    """Select rows of the inputs of a batch, for `call_model`, which ignores the labels."""
+    """Select rows of a batch's inputs; the labels keep all rows, since `call_model` ignores them."""
     return map_inputs(batch, lambda x: x[which] if isinstance(x, Tensor) and x.ndim else x)
 
 
 def copy_of(batch: object) -> object:
-    """Copy the inputs of a batch: a network may change them in place."""
+    """Copy the inputs of a batch, since a network may change them in place."""
 
     def copied(value: object) -> object:
         if isinstance(value, np.ndarray):
@@ -124,8 +124,8 @@ def copy_of(batch: object) -> object:
 def model_logits(output: object) -> Tensor:
     """Read the logits (N, K) from the output of a model.
 
-    A tensor is the logits; an object has them as `.logits`, a dict as `"logits"` or as its only 2-D tensor. In a tuple
-    or list they are the first 2-D tensor, or the second if the first is its softmax, as in Ultralytics' networks.
+    They are the tensor itself, `.logits` of an object, or `"logits"` or the only 2-D tensor of a dict. In a tuple or
+    list they are the first 2-D tensor, or the second if the first is its softmax, as in Ultralytics' networks.
     (N, K, 1, 1), from a 1×1 convolution, counts as (N, K).
     """
     if isinstance(output, Tensor) and output.ndim == 2:
@@ -134,7 +134,11 @@ def model_logits(output: object) -> Tensor:
     if values is None:
         values = output.get("logits", output) if isinstance(output, Mapping) else output
     parts = values if isinstance(values, Mapping) else dict(enumerate(values if _is_list(values) else [values]))
-    matrices = [rows for rows in map(_logit_rows, parts.values()) if rows is not None]
+    matrices = [
+        x.flatten(1)
+        for x in parts.values()
+        if isinstance(x, Tensor) and (x.ndim == 2 or (x.ndim == 4 and x.shape[2:] == (1, 1)))
+    ]
     if len(matrices) == 1:
         return matrices[0]
     if matrices and _is_list(values):
@@ -168,30 +172,21 @@ def _prepare(model: nn.Module, value: object) -> Tensor:
             f"{type(value).__name__}. Pass one batch of the loader: next(iter(loader))."
         )
     tensor = value if isinstance(value, Tensor) else as_tensor("batch", value)
-    first = _first_weight(model, "_parameters")
-    if first is None and (first := _first_weight(model, "_buffers")) is None:
+    first = _first_floating(model, "_parameters")
+    if first is None and (first := _first_floating(model, "_buffers")) is None:
         return tensor
     if tensor.device == first.device and tensor.dtype == first.dtype:
         return tensor
     return tensor.to(first.device, first.dtype if tensor.is_floating_point() else None)
 
 
-def _first_weight(model: nn.Module, held: str) -> Tensor | None:
+def _first_floating(model: nn.Module, kind: Literal["_parameters", "_buffers"]) -> Tensor | None:
     """Find the first floating parameter or buffer; much quicker than `model.parameters()`."""
-    weights: Mapping[str, Tensor | None] = getattr(model, held)
-    for weight in weights.values():
-        if weight is not None and weight.is_floating_point():
-            return weight
+    tensors: Mapping[str, Tensor | None] = getattr(model, kind)
+    for tensor in tensors.values():
+        if tensor is not None and tensor.is_floating_point():
+            return tensor
     for part in model._modules.values():
-        if part is not None and (found := _first_weight(part, held)) is not None:
+        if part is not None and (found := _first_floating(part, kind)) is not None:
             return found
     return None
-
-
-def _logit_rows(output: object) -> Tensor | None:
-    """Reshape a tensor (N, K) or (N, K, 1, 1) to (N, K); None for anything else."""
-    if not isinstance(output, Tensor):
-        return None
-    if output.ndim == 4 and output.shape[2:] == (1, 1):
-        return output.flatten(1)
-    return output if output.ndim == 2 else None

@@ -1,4 +1,4 @@
-"""Feature hooks: catch what a model's head receives while the model runs."""
+"""Feature hooks: catch the input of a model's head while the model runs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from sirc.outputs import Head
 def capture_features(model: nn.Module, name: str) -> Iterator[Callable[[], Tensor]]:
     """Catch the features (N, L), the input of layer `name`, while the model runs in this thread.
 
-    Yields a function that returns the features of the latest forward pass, once. The hook is in the unwrapped model:
-    replicas and code compiled earlier run without it. The inputs of several layers, `"a + b"`, are concatenated.
+    Yields a function that returns the features of the latest forward pass, once. The inputs of several layers,
+    `"a + b"`, are concatenated. Only the unwrapped model has the hook: replicas and code compiled earlier run without.
 
         with capture_features(model, head.name) as take:
             logits = model(images)
@@ -37,7 +37,10 @@ def capture_features(model: nn.Module, name: str) -> Iterator[Callable[[], Tenso
 
 @final
 class FeatureHook:
-    """A hook that catches features in each thread separately; a selective classifier keeps one on its model."""
+    """A hook that catches features in each thread separately; a selective classifier keeps one on its model.
+
+    `width` and `classes`, if given, are the numbers of features and logits that the scorer was fitted on.
+    """
 
     def __init__(self, width: int | None = None, classes: int | None = None) -> None:
         self.name: str | None = None
@@ -52,19 +55,19 @@ class FeatureHook:
     def attach(self, model: nn.Module, head: Head | str) -> ExitStack:
         """Hook the layer of a head, or the layers of a name; closing the returned stack removes the hooks."""
         name = head.name if isinstance(head, Head) else head
-        last = isinstance(head, Head) and is_whole(model, head)  # other layers may follow one that was named
+        is_last = isinstance(head, Head) and is_whole(model, head)  # other layers may follow one that was named
         check_type("name", name, str, "the name of a layer")
-        layers = {one: linear_layer(unwrap(model), one) for one in name.split(JOIN)}
+        layers = {key: linear_layer(unwrap(model), key) for key in name.split(JOIN)}
         sizes = [layer_size(layer) for layer in layers.values()]
         outputs, inputs = sizes[-1][0], sum(size for _, size in sizes)
-        if last and self._classes not in (None, outputs):
+        if is_last and self._classes not in (None, outputs):
             raise ValueError(f"this scorer was fitted on {self._classes} logits; layer {name!r} gives {outputs}.")
         if self._width not in (None, inputs):
             raise ValueError(f"this scorer was fitted on {self._width} features; layer {name!r} receives {inputs}.")
-        self.name, self._layers, self.is_last = name, layers, last
+        self.name, self._layers, self.is_last = name, layers, is_last
         hooks = ExitStack()
-        for one, layer in layers.items():
-            hooks.callback(layer.register_forward_pre_hook(partial(self._catch, one), with_kwargs=True).remove)
+        for key, layer in layers.items():
+            hooks.enter_context(layer.register_forward_pre_hook(partial(self._catch, key), with_kwargs=True))
         return hooks
 
     def open(self) -> None:
@@ -83,7 +86,7 @@ class FeatureHook:
 
     def _catch(self, name: str, _: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         caught = self._caught()
-        if caught is not None:  # otherwise the model runs for someone else
+        if caught is not None:  # otherwise this thread did not ask for features
             caught[name] = layer_input(args, kwargs)
 
     def close(self) -> None:
@@ -95,8 +98,8 @@ class FeatureHook:
         caught = self._caught() or {}
         if len(caught) < len(self._layers):
             raise ValueError(
-                f"layer {self.name!r} did not run since its features were last taken. Call the model first; if that "
-                "was done, the layer is no longer its head."
+                f"layer {self.name!r} did not run since its features were last taken. Call the model first; if you "
+                "did, the layer is no longer its head."
             )
         rows = []
         for name, layer in self._layers.items():
@@ -116,7 +119,7 @@ class FeatureHook:
         return functional.linear(features.float(), layer.weight.flatten(1).float(), bias)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Copies of a model copy its hooks too, but not what a thread has caught.
+        # A copy of a model copies its hooks too; it must not copy what a thread has caught.
         return {key: value for key, value in vars(self).items() if key not in ("_thread", "_traced")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

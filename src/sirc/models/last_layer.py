@@ -1,9 +1,10 @@
 """The last layer of any classifier, v = W z + b: found by running the classifier once."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeGuard
 
 import torch
@@ -28,7 +29,7 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
     dict), in evaluation mode and without gradients; both are left unchanged. If several layers fit, the last to run is
     taken. With `name`, that layer is taken if its shapes fit.
 
-    If an adapter such as LoRA adds to the layer's output, W and b are those of the sum; the name is the layer's.
+    If an adapter such as LoRA adds to the layer's output, W and b include it; the name is the layer's.
 
     Example:
         >>> import sirc, torch
@@ -51,7 +52,7 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
         raise ValueError("`example` must hold at least one input; got an empty batch. Pass a batch of two.")
     if name is not None:
         layer = linear_layer(model, name)
-        last = next((run for run in reversed(runs) if run.layer is layer), None)
+        last = next((run for run in runs if run.layer is layer), None)
         if last is None:
             raise ValueError(f"Layer {name!r} must run when the model does; it did not. {_ran(runs)}")
         if last.rows is None:
@@ -63,12 +64,12 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
             )
         alone = torch.equal(last.rows[1].to(logits), logits)
         return (None if alone else _around(model, last, logits)) or _head_of(layer, name)
-    for run in reversed(runs):
+    for run in runs:
         if run.rows is not None and torch.equal(run.rows[1].to(logits), logits):
-            if run is not (last := next(other for other in reversed(runs) if other.layer is run.layer)):
+            if run is not (last := next(other for other in runs if other.layer is run.layer)):
                 raise ValueError(
-                    f"The head must run last on the features of the logits, since they are caught there. {run.name!r} "
-                    f"runs again, on {last.shape}. Let the model call it once, or a copy of it the other times."
+                    "The head must run last for the logits, since the features are caught at its last run; "
+                    f"{run.name!r} runs again, on {last.shape}. Let the model call it once, or call a copy otherwise."
                 )
             head = _head_of(run.layer, run.name)
             if not _gives(head, *run.rows):
@@ -77,8 +78,8 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
                     f"output, but not from its weight and bias alone. {_BY_HAND}"
                 )
             return head
-    for run in reversed(runs):
-        if run.rows is not None and (around := _around(model, run, logits)):
+    for run in runs:
+        if around := _around(model, run, logits):
             return around
     if logits.isnan().any():
         raise ValueError("The model must give numbers for `example`; it gave NaN. Check the inputs and the weights.")
@@ -86,9 +87,9 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
 
 
 def features_at(model: nn.Module, example: object, *, name: str | None = None) -> Head | str:
-    """Find where a model's features are caught: its head, or the names of the heads of an ensemble's members.
+    """Find the layer whose input is the features: the head, or in an ensemble the names of the members' heads.
 
-    `name` is the name of the head, in an ensemble that of each member's head.
+    `name` is the name of the head; in an ensemble, of each member's head.
     """
     model = unwrap(model)
     if not isinstance(model, Ensemble):
@@ -115,18 +116,18 @@ def head_of(model: nn.Module, outputs: Outputs, *, name: str | None = None) -> H
             if _gives(head.to(outputs.device), outputs.features, outputs.logits):
                 return head
     which = f"layer {name!r} does not" if name else "no linear layer of the model does"
-    raise ValueError(f"The head must give these logits from these features, W z + b; {which}. {_BY_HAND}")
+    raise ValueError(f"The head must map these features to these logits, W z + b; {which}. {_BY_HAND}")
 
 
 def is_whole(model: nn.Module, head: Head) -> bool:
-    """Whether the head's layer computes the logits alone, without an adapter such as LoRA beside it."""
+    """Whether the head is its layer alone, without an adapter such as LoRA."""
     weight = linear_layer(unwrap(model), head.name).weight
     return torch.equal(weight.flatten(1), head.weight.to(weight))
 
 
 @dataclass(frozen=True)
 class _Run:
-    """One execution of a linear layer: its input's shape, and its input and output if they have a row per sample."""
+    """One execution of a linear layer: its input's shape, and (input, output) if they have one row for each sample."""
 
     name: str
     layer: LinearLayer
@@ -135,20 +136,19 @@ class _Run:
 
 
 def _watch(model: nn.Module, example: object) -> tuple[list[_Run], object]:
-    """Run the model once; return every execution of a linear layer, in order, and the model's output."""
+    """Run the model once; return the executions of its linear layers, the last first, and its output."""
     runs: list[_Run] = []
 
-    def watcher(name: str, layer: LinearLayer) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: object) -> None:
-            inputs = layer_input(args, kwargs)
-            K, L = layer_size(layer)
-            features = as_rows(inputs, L)
-            outputs = as_rows(output, K) if isinstance(output, Tensor) else None
-            # Cloned, since later code may work in place: x = fc(x); x /= temperature.
-            rows = None if features is None or outputs is None else (features.clone(), outputs.clone())
-            runs.append(_Run(name, layer, tuple(inputs.shape), rows))
-
-        return hook
+    def record(
+        name: str, layer: LinearLayer, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: object
+    ) -> None:
+        inputs = layer_input(args, kwargs)
+        K, L = layer_size(layer)
+        features = as_rows(inputs, L)
+        outputs = as_rows(output, K) if isinstance(output, Tensor) else None
+        # Cloned, since later code may work in place: x = fc(x); x /= temperature.
+        rows = None if features is None or outputs is None else (features.clone(), outputs.clone())
+        runs.append(_Run(name, layer, tuple(inputs.shape), rows))
 
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
@@ -157,9 +157,9 @@ def _watch(model: nn.Module, example: object) -> tuple[list[_Run], object]:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         for name, layer in model.named_modules():
             if is_linear_layer(layer):
-                stack.enter_context(layer.register_forward_hook(watcher(name, layer), with_kwargs=True))
+                stack.enter_context(layer.register_forward_hook(partial(record, name), with_kwargs=True))
         output = call_model(model, copy_of(example))
-    return runs, output
+    return runs[::-1], output
 
 
 def _head_of(layer: LinearLayer, name: str) -> Head:
@@ -177,11 +177,11 @@ def _gives(head: Head, features: Tensor, outputs: Tensor) -> bool:
 
 
 def _around(model: nn.Module, run: _Run, logits: Tensor) -> Head | None:
-    """Find W and b of a layer together with the adapter around it, such as LoRA, by probing the module with both."""
-    assert run.rows is not None
-    z, module = run.rows[0], model.get_submodule(run.name.rpartition(".")[0])
-    if module is model or run.rows[1].shape != logits.shape:
+    """Find W and b of a layer and its adapter, such as LoRA, by calling the module that holds both."""
+    module = model.get_submodule(run.name.rpartition(".")[0])
+    if module is model or run.rows is None or run.rows[1].shape != logits.shape:
         return None
+    z = run.rows[0]
     with evaluating(model), suppress(Exception):  # a module that takes something else may raise anything
         if torch.equal(module(z).to(logits), logits):
             b, columns = module(torch.zeros_like(z[:1]))[0], module(torch.eye(z.shape[1]).to(z))
@@ -193,7 +193,7 @@ def _around(model: nn.Module, run: _Run, logits: Tensor) -> Head | None:
 def _no_head(runs: list[_Run], logits: Tensor) -> str:
     """Explain why no layer was found, what ran, and what to do."""
     hints = []
-    for run in reversed(runs):
+    for run in runs:
         if run.rows is None and layer_size(run.layer)[0] == logits.shape[1]:
             hints.append(not_rows(run.name, run.shape))
         elif run.rows is not None and run.rows[1].shape == logits.shape:
@@ -201,8 +201,8 @@ def _no_head(runs: list[_Run], logits: Tensor) -> str:
                 if torch.allclose(end(run.rows[1].double(), -1), logits.double(), rtol=1e-2, atol=1e-6):
                     hints.append(f"The model ends with a {end.__name__} of {run.name!r}: pass the network without it.")
     return (
-        f"find_head looks for the nn.Linear or 1×1 nn.Conv2d whose output is the model's output, "
-        f"{tuple(logits.shape)}; none is. {_ran(runs)} {''.join(hint + ' ' for hint in hints[:2])}"
+        "A model must end in an nn.Linear or 1×1 nn.Conv2d that gives its output, "
+        f"{tuple(logits.shape)}; this one does not. {_ran(runs)} {''.join(hint + ' ' for hint in hints[:2])}"
         "Let the network end in such a layer, or name the one that it has, `head=…`, or "
         '`find_head(model, example, name="…")`, or pass its arrays, `sirc.Head(W, b)`.'
     )
@@ -210,8 +210,8 @@ def _no_head(runs: list[_Run], logits: Tensor) -> str:
 
 def _ran(runs: list[_Run]) -> str:
     if not runs:
-        return "No linear layer ran (a call of F.linear and a scripted model show none)."
-    sizes = [(run, *layer_size(run.layer)) for run in runs[-4:]]
+        return "No linear layer ran (calls of F.linear and scripted models cannot be seen)."
+    sizes = [(run, *layer_size(run.layer)) for run in runs[3::-1]]
     layers = ", ".join(f"{run.name!r} ({L} → {K}, on {run.shape})" for run, K, L in sizes)
     return f"The last linear layers that ran: {layers}."
 
@@ -241,7 +241,7 @@ def linear_layer(model: nn.Module, name: str) -> LinearLayer:
 
 
 def _class_of(layer: nn.Module) -> str:
-    """The class of a layer, with its package unless that is PyTorch: others have a `Linear` of their own."""
+    """Name a layer's class, with its package unless that is PyTorch: other packages have a `Linear` too."""
     package = type(layer).__module__.partition(".")[0]
     return type(layer).__name__ if package == "torch" else f"{package}'s {type(layer).__name__}"
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils.arrays import bytes_of
-from sirc._utils.files import PathLike, read_safetensors, write_safetensors
+from sirc._utils.files import PathLike, read_safetensors, require_file, write_safetensors
 from sirc._utils.text import first_line
 from sirc.errors import StoreError
 from sirc.models.calling import unwrap
@@ -29,7 +29,7 @@ _OLD_DENSENET = re.compile(r"(.*\bdenselayer\d+\.(?:norm|conv))\.([12]\..*)")
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Digest every bit of the weights and the repr of every layer into 32 hexadecimal digits.
+    """Digest the weights, bit for bit, and the settings of every layer into 32 hexadecimal digits.
 
     A swapped activation changes the fingerprint; changed code does not. Wrappers, the device and the memory layout do
     not matter; the dtype does, since it changes the outputs.
@@ -51,24 +51,23 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def save_weights(model: nn.Module, path: PathLike, *, overwrite: bool = False) -> None:
-    """Write all weights and buffers to a `.safetensors` file; tensors with several names are written under each."""
+    """Write all weights and buffers to a `.safetensors` file; a tensor with several names is written under each."""
     inner = unwrap(model)
     state = _state(inner)
     if others := [name for name, value in state.items() if not isinstance(value, Tensor)]:
         raise ValueError(
-            f"a model must keep its state in tensors to be saved; {_listed(others)} of {_name(inner)} do not."
+            f"the state of a model must be tensors to be saved; {_listed(others)} of {_name(inner)} are not."
         )
     write_safetensors(path, state, {"format": "pt", "class": _class_name(inner)}, overwrite=overwrite)
 
 
 def load_weights(model: nn.Module, path: PathLike) -> None:
-    """Load weights in place from `.safetensors`, a PyTorch file without code in it, or timm's `.npz` formats.
+    """Load weights in place from `.safetensors`, a PyTorch file that holds no code, or timm's `.npz` formats.
 
-    The file must have every weight, in the right shape, and no others; else the model stays as it was.
+    The file must have exactly the model's weights, in the right shapes; otherwise the model stays as it was.
     """
     inner, path = unwrap(model), Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no checkpoint file '{path}'.")
+    require_file(path)
     if path.suffix.lower() == ".npz":
         _load_npz(inner, path)
         return
@@ -95,25 +94,25 @@ def _read(path: Path) -> Mapping[str, object]:
     except (UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError, AttributeError) as error:
         needed = re.search(r"(?i)unsupported (?:(?:global: )?GLOBAL|class) (\S+)", str(error))
         if needed is None:
-            # torch advises to read what is no weights by running its code.
+            # torch would advise to switch `weights_only` off, which runs code.
             why = "it holds what weights do not need" if "weights_only" in str(error) else first_line(error)
             raise StoreError(f"'{path}' is not a whole PyTorch file ({why}).") from error
         raise StoreError(
             f"'{path}' holds more than weights: reading it would run the code of `{needed[1]}`, so it is not read. "
-            "Where you trust it, load it yourself and keep the weights: `torch.save(model.state_dict(), path)`."
+            "If you trust it, load it yourself and save the weights alone: `torch.save(model.state_dict(), path)`."
         ) from error
     inside: object = content
     while isinstance(inside, Mapping):
         content = inside
         inside = next((content[key] for key in _INSIDE if isinstance(content.get(key), Mapping)), None)
     if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
-        what = f"a dict of {_listed(list(content))}" if isinstance(content, Mapping) else type(content).__name__
-        raise StoreError(f"'{path}' must hold a state dict: names and tensors; got {what}.")
+        got = f"a dict of {_listed(list(content))}" if isinstance(content, Mapping) else type(content).__name__
+        raise StoreError(f"'{path}' must hold a state dict: names and tensors; got {got}.")
     return {str(name): value for name, value in content.items()}
 
 
 def _names(state: Mapping[str, object], expected: Mapping[str, object]) -> dict[str, str]:
-    """Map the model's names to the file's; names that the model does not have stay as they are."""
+    """Map the model's names to the file's; other names of the file map to themselves."""
     names = {name: name for name in state}
     while names and not names.keys() & expected.keys():
         prefix = next((prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in names)), None)
@@ -128,7 +127,7 @@ def _names(state: Mapping[str, object], expected: Mapping[str, object]) -> dict[
 
 
 def _check(path: Path, model: nn.Module, expected: Mapping[str, object], state: Mapping[str, object]) -> None:
-    """Refuse weights that do not fit; say which names differ, and what the cause may be."""
+    """Refuse weights that do not fit; say which names differ, and guess the cause."""
     pairs = {name: (_shape(state[name]), _shape(value)) for name, value in expected.items() if name in state}
     shapes = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
     differing = {
@@ -148,14 +147,14 @@ def _check(path: Path, model: nn.Module, expected: Mapping[str, object], state: 
 
 
 def _load_npz(model: nn.Module, path: Path) -> None:
-    """Let timm's model read its original format, and check that every weight came from the file.
+    """Let timm's model read its original format, and check that it read every weight.
 
     timm keeps the random initial values of weights that are not in the file, such as a head for other classes.
     """
     load = getattr(model, "load_pretrained", None)
     if not callable(load):
         raise ValueError(
-            f"a `.npz` checkpoint must belong to a timm model that reads that format, such as "
+            f"a `.npz` checkpoint must be for a timm model that reads this format, such as "
             f"`timm:resnetv2_101x1_bit`; got {_name(model)}. Convert it to `.safetensors`."
         )
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -170,7 +169,7 @@ def _load_npz(model: nn.Module, path: Path) -> None:
         if unset:
             raise StoreError(
                 f"'{path}' does not fill {_name(model)}: {len(unset)} weights are not in it: {_listed(unset)}. "
-                "Where these are the head's, build the model for as many classes as the file has, `num_classes=…`."
+                "If these are the head's, build the model for as many classes as the file has, `num_classes=…`."
             )
     except BaseException as error:
         model.load_state_dict(before)
@@ -180,7 +179,7 @@ def _load_npz(model: nn.Module, path: Path) -> None:
 
 
 def _check_depth(model: nn.Module, path: Path) -> None:
-    """Refuse the file of a deeper BiT: it has all weights of a shallower model, which would load it silently."""
+    """Refuse the file of a deeper BiT: it has all weights of a shallower one, which would load without an error."""
     with open(path, "rb") as file:  # NumPy leaves it open when it fails
         names = np.load(file, allow_pickle=False).files
     units = {match[0] for name in names if (match := re.match(r"resnet/block\d+/unit\d+/", name))}
@@ -190,7 +189,7 @@ def _check_depth(model: nn.Module, path: Path) -> None:
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
-    """Get the state dict, with the names of a model that is not compiled."""
+    """Get the state dict with the names that the model has when it is not compiled."""
     return {name.replace(_COMPILED, ""): value for name, value in model.state_dict().items()}
 
 

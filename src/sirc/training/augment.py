@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal, final
 
 import torch
@@ -18,23 +19,20 @@ if TYPE_CHECKING:
 
     from sirc.training.recipe import Augment
 
-_TRIES = 10  # as torchvision's RandomResizedCrop does before it takes the central crop
+_TRIES = 10  # before the central crop is taken, as in torchvision's RandomResizedCrop
 
 
 def random_key(use: Literal["order", "image", "boxes", "network"], *numbers: int) -> int:
-    """Mix several numbers into one seed.
-
-    `use` says what is drawn, so that the order of an epoch is independent of the crop of an image.
-    """
+    """Mix several numbers into one seed; `use` makes what is drawn for one use independent of the others."""
     # NumPy's SeedSequence gives (1, 2) and (1, 2, 0) the same seed.
     digest = hashlib.blake2b(" ".join([use, *map(str, numbers)]).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def training_transform(augment: Augment, preprocess: Preprocess) -> Callable[[Image], Tensor]:
-    """Make the transform of one image to uint8 (3, H, W); it draws from torch's default generator.
+    """Make the transform of one image to uint8 (3, H, W), which draws from torch's default generator.
 
-    `Normalise` follows on the device, so that workers transfer a quarter of the bytes.
+    The device normalises the images: uint8 is a quarter of the transfer that floats would be.
     """
     from torchvision.transforms import InterpolationMode, v2
 
@@ -53,12 +51,12 @@ def training_transform(augment: Augment, preprocess: Preprocess) -> Callable[[Im
 
 
 def crop_size(preprocess: Preprocess) -> list[int]:
-    """Get the (height, width) that random crops are scaled to; the error says how to set it."""
+    """Get the (height, width) that random crops are scaled to."""
     size = preprocess.size
     if size is None:
         raise ValueError(
-            "`preprocess.crop` or `preprocess.resize` must be given to crop at random, as the size of the crop; both "
-            'are absent. Set one, or `train.augment.crop = "none"`.'
+            "`preprocess.crop` or `preprocess.resize` must be given for random crops, as their size; both are absent. "
+            'Set one, or `train.augment.crop = "none"`.'
         )
     return [size, size] if isinstance(size, int) else list(size)
 
@@ -67,8 +65,8 @@ def crop_size(preprocess: Preprocess) -> list[int]:
 class DeviceAugment:
     """Augments batches of uint8 images of one size, on their device.
 
-    Crops are bilinear without antialiasing. Where a crop is smaller than the output, as nearly always for small images,
-    that is torchvision's result.
+    Crops are bilinear without antialiasing. If a crop is smaller than the output, as nearly always for small images,
+    the result is torchvision's.
     """
 
     def __init__(self, augment: Augment, preprocess: Preprocess, images: CachedImages, *, seed: int) -> None:
@@ -78,7 +76,7 @@ class DeviceAugment:
         self.sides = images.pixels.shape[-2:]
         whole = augment.crop != "resized" or preprocess.size is None
         self.output = self.sides if whole else crop_size(preprocess)
-        self._normalise = Normalise(preprocess, images.pixels.device)
+        self._normalise = normaliser(preprocess, images.pixels.device)
         self._boxes: Tensor
 
     def start(self, epoch: int) -> None:
@@ -95,26 +93,18 @@ class DeviceAugment:
         return self._normalise(resample(images, self._boxes[index], self.output, clamp=clamp))
 
 
-@final
-class Normalise:
-    """Normalises uint8 images, or floats on that scale, for the network."""
-
-    def __init__(self, preprocess: Preprocess, device: torch.device) -> None:
-        mean = torch.tensor(preprocess.mean, device=device)
-        std = torch.tensor(preprocess.std, device=device)
-        self.scale = (1 / (255 * std))[:, None, None]
-        self.shift = (-mean / std)[:, None, None]
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """(x/255 − mean)/std, channel by channel."""
-        return torch.addcmul(self.shift, images.float(), self.scale)
+def normaliser(preprocess: Preprocess, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Make the function (x/255 − mean)/std of uint8 images, or of floats on that scale, on a device."""
+    mean, std = (torch.tensor(values, device=device)[:, None, None] for values in (preprocess.mean, preprocess.std))
+    scale, shift = 1 / (255 * std), -mean / std
+    return lambda images: torch.addcmul(shift, images.float(), scale)
 
 
 def resample(images: Tensor, boxes: Tensor, output: Sequence[int], *, clamp: bool) -> Tensor:
     """Cut a box out of each float image (N, C, H, W) and scale it to `output`, bilinearly.
 
     A box is (top, left, height, width, flip), in pixels. With `clamp` no pixel outside the box is used, as if the image
-    were cropped first; without it, everything outside the image is black.
+    were cropped first; without it, the surroundings of the image are black.
     """
     height, width = images.shape[-2:]
     top, left, tall, wide, flip = boxes.to(images.dtype).unbind(-1)
@@ -136,10 +126,7 @@ def _positions(start: Tensor, length: Tensor, count: int, clamp: bool) -> Tensor
 
 def _draw(count: int, height: int, width: int, augment: Augment, generator: torch.Generator) -> Tensor:
     """Draw a box for each image: (count, 5) float32."""
-
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=generator, dtype=torch.float64, device="cpu")
-
+    uniform = partial(torch.rand, generator=generator, dtype=torch.float64, device="cpu")
     if augment.crop == "resized":
         top, left, tall, wide = _resized_crops(uniform, count, height, width, augment)
     else:

@@ -1,4 +1,4 @@
-"""Training batches, the same for any number of processes: read by workers, or cached on the device."""
+"""Training batches, the same for any number of processes: from worker processes, or from a cache on the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from sirc.data import READ_ERRORS, CachedImages, DeviceCache, ImageSet, Preprocess, Unreadable, usable_workers
 from sirc.errors import ImageError
 from sirc.progress import Progress
-from sirc.training.augment import DeviceAugment, Normalise, crop_size, random_key, training_transform
+from sirc.training.augment import DeviceAugment, crop_size, normaliser, random_key, training_transform
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -53,9 +53,9 @@ class Order:
         return -(-self.count // self.batch_size)
 
     def batches(self, epoch: int, device: torch.device | str = "cpu") -> Iterator[tuple[Tensor, int, bool]]:
-        """Yield this process's indices of each global batch, the size of that batch, and whether they count.
+        """Yield this process's indices of each global batch, the size of that batch, and whether the indices count.
 
-        If the last batch has fewer images than there are processes, some get one image that does not count.
+        If the last batch has fewer images than there are processes, those left over get an image that does not count.
         """
         generator = torch.Generator().manual_seed(random_key("order", self.seed, epoch))
         order = torch.randperm(self.count, generator=generator).to(device)
@@ -71,16 +71,16 @@ class Order:
 
 
 class _Batches:
-    """The order of the batches, and the images that this process could not read in this epoch."""
+    """The order of the batches, and the images that this process could not read."""
 
     def __init__(self, order: Order, recipe: Train, preprocess: Preprocess) -> None:
         self.order = order
         self.unreadable: set[str] = set()
         self._skip = recipe.on_error == "skip"
-        self._normalise = Normalise(preprocess, order.device)
+        self._normalise = normaliser(preprocess, order.device)
 
     def _note_unreadable(self, kind: str, images: ImageSet, lost: Sequence[Unreadable]) -> None:
-        """Record unreadable images; raise unless they are skipped, and always if the machine failed."""
+        """Record unreadable images; raise if the recipe does not skip them, or if the machine failed."""
         for item in lost:
             where = images.where(item.index)
             why = item.why if where in item.why else f"{where}: {item.why}"
@@ -92,13 +92,12 @@ class _Batches:
 
 @final
 class LoaderBatches(_Batches):
-    """Batches that worker processes read and augment when they are needed, normalised on the device."""
+    """Batches that worker processes read and augment as needed; the device normalises them."""
 
     def __init__(
         self, train: ImageSet, validation: ImageSet | None, order: Order, recipe: Train, preprocess: Preprocess
     ) -> None:
         super().__init__(order, recipe, preprocess)
-        self._sets = train, validation
         self._keys = _EpochKeys(order)
         blank = torch.zeros(input_shape(train, recipe.augment, preprocess), dtype=torch.uint8)
 
@@ -113,34 +112,32 @@ class LoaderBatches(_Batches):
                 generator=torch.Generator(),  # leaves the random numbers of the network's dropout alone
             )
 
-        self._train = load(
-            train, training_transform(recipe.augment, preprocess), self._keys, partial(_collate, blank=blank)
-        )
+        transform = training_transform(recipe.augment, preprocess)
+        self._train = train, load(train, transform, self._keys, partial(_collate, blank=blank))
+        self._validation = None
         if validation is not None:
             blocks = [[(0, index, True) for index in block] for block in order.blocks(len(validation))]
-            self._validation = load(validation, preprocess.pixels(), blocks, _collate)
+            self._validation = validation, load(validation, preprocess.pixels(), blocks, _collate)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch; workers get the epoch with each index."""
+        """Yield the batches of an epoch."""
         self.unreadable.clear()
         self._keys.epoch = epoch
         sizes = (total for _, total, _ in self.order.batches(epoch))
-        for (images, labels, lost), total in zip(self._train, sizes, strict=True):
-            self._note_unreadable("training", self._sets[0], lost)
-            yield Batch(*self._on_device(images, labels), total)
+        for (images, labels), total in zip(self._read("training", *self._train), sizes, strict=True):
+            yield Batch(images, labels, total)
 
     def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this process's share of the validation images, with their labels."""
-        if self._sets[1] is None:
-            return
-        for images, labels, lost in self._validation:
-            self._note_unreadable("validation", self._sets[1], lost)
-            if images is not None:
-                yield self._on_device(images, labels)
+        if self._validation is not None:
+            yield from self._read("validation", *self._validation)
 
-    def _on_device(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _read(self, kind: str, images: ImageSet, loader: DataLoader[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         device = self.order.device
-        return self._normalise(images.to(device, non_blocking=True)), labels.to(device, non_blocking=True)
+        for pixels, labels, lost in loader:
+            self._note_unreadable(kind, images, lost)
+            if pixels is not None:
+                yield self._normalise(pixels.to(device, non_blocking=True)), labels.to(device, non_blocking=True)
 
 
 @final
@@ -192,11 +189,10 @@ class DeviceBatches(_Batches):
         if self._validation is None:
             return
         images, labels = self._validation
-        readable = (labels != IGNORED).nonzero()[:, 0] if images.lost else None
-        for block in self.order.blocks(len(images if readable is None else readable)):
-            part: slice | Tensor = slice(block.start, block.stop)
-            part = part if readable is None else readable[part]
-            yield self._normalise(images[part]), labels[part]
+        readable = (labels != IGNORED).nonzero()[:, 0]
+        for block in self.order.blocks(len(readable)):
+            rows = readable[block.start : block.stop]
+            yield self._normalise(images[rows]), labels[rows]
 
 
 def required_labels(images: ImageSet) -> Tensor:
@@ -207,7 +203,7 @@ def required_labels(images: ImageSet) -> Tensor:
 
 
 def input_shape(images: ImageSet, augment: Augment, preprocess: Preprocess) -> tuple[int, int, int]:
-    """Get the shape (3, H, W) of the training input, from the first image unless the settings fix it."""
+    """Get the shape (3, H, W) of the network's input: from the settings, or else from the first image."""
     if augment.crop != "none" and preprocess.size is not None:
         height, width = crop_size(preprocess)
         return 3, height, width
@@ -218,7 +214,7 @@ def input_shape(images: ImageSet, augment: Augment, preprocess: Preprocess) -> t
 
 @final
 class _EpochKeys:
-    """The keys of each batch of an epoch."""
+    """A batch sampler: the keys of each batch of `epoch`, which workers get with each index."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
@@ -231,7 +227,7 @@ class _EpochKeys:
 
 @final
 class _Items(Dataset[_Item]):
-    """Images and labels, by (epoch, index, whether it counts); all randomness comes from (seed, epoch, index).
+    """Images and labels by (epoch, index, whether it counts); all randomness comes from (seed, epoch, index).
 
     An image that cannot be read becomes an `Unreadable`.
     """
@@ -244,19 +240,17 @@ class _Items(Dataset[_Item]):
     def __getitem__(self, key: _Key) -> _Item:
         epoch, index, counts = key
         label = int(self.labels[index]) if counts else IGNORED
-        state = torch.default_generator.get_state()
-        try:
+        with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed, which would seed the GPU as well.
             torch.default_generator.manual_seed(random_key("image", self.seed, epoch, index))
-            return self.transform(self.images.image(index)), label
-        except READ_ERRORS as error:
-            return Unreadable.because(index, error), label
-        finally:
-            torch.default_generator.set_state(state)
+            try:
+                return self.transform(self.images.image(index)), label
+            except READ_ERRORS as error:
+                return Unreadable.because(index, error), label
 
 
 def _collate(items: Sequence[_Item], blank: Tensor | None = None) -> _Collated:
-    """Collate the readable items; an unreadable one is left out, or replaced by `blank` with an ignored label."""
+    """Collate readable items; an unreadable one becomes `blank` with an ignored label, or is left out without it."""
     lost = [x for x, _ in items if isinstance(x, Unreadable)]
     filled = [(blank, IGNORED) if isinstance(x, Unreadable) else (x, label) for x, label in items]
     readable = [(x, label) for x, label in filled if x is not None]

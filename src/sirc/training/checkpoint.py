@@ -1,4 +1,4 @@
-"""Files of a training run: a checkpoint and the history after each epoch, weights at the end."""
+"""Files of a training run: a checkpoint and the history after each epoch, the weights at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TIMES = ("seconds", "images_per_second")
 class Epoch:
     """One line of the history. Errors are shares of wrong predictions; `error` is on augmented training images.
 
-    `unreadable` is the number of training and validation images that could not be read and did not count.
+    `unreadable` is the number of training and validation images that were left out because they cannot be read.
     """
 
     epoch: int
@@ -44,7 +44,7 @@ class Epoch:
 
 @final
 class RunFiles:
-    """The files of one run; each records its recipe, and is refused with another one."""
+    """The files of one run, which record its recipe: a run with another recipe is refused."""
 
     def __init__(self, folder: Path, recipe: Mapping[str, object]) -> None:
         self.folder = folder
@@ -59,16 +59,16 @@ class RunFiles:
             file.unlink(missing_ok=True)
 
     def finished(self, model: nn.Module) -> list[Epoch] | None:
-        """Load the final weights and return the history, if this run was finished before."""
+        """Load the final weights and return the history; None if the run is not finished."""
         if not self.weights.exists():
             return None
         tensors, history = self._read(self.weights)
         model.load_state_dict(tensors)
-        self.checkpoint.unlink(missing_ok=True)  # of a run that was killed before it did so
+        self.checkpoint.unlink(missing_ok=True)  # left if the run was killed before it deleted it
         return history
 
     def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Epoch]:
-        """Load the last checkpoint, if there is one; return the history of the finished epochs."""
+        """Load the last checkpoint, if there is one, and return the history of the finished epochs."""
         if not self.checkpoint.exists():
             return []
         tensors, history = self._read(self.checkpoint)
@@ -104,8 +104,7 @@ class RunFiles:
 
     def _metadata(self, history: list[Epoch], without: Collection[str] = ()) -> dict[str, str]:
         rows = [{key: value for key, value in asdict(line).items() if key not in without} for line in history]
-        lines = json.dumps(rows)
-        return {"format": _FORMAT, "recipe": json.dumps(self.recipe, sort_keys=True), "history": lines}
+        return {"format": _FORMAT, "recipe": json.dumps(self.recipe, sort_keys=True), "history": json.dumps(rows)}
 
     def _read(self, path: Path) -> tuple[dict[str, Tensor], list[Epoch]]:
         tensors, metadata = read_safetensors(path)
@@ -114,13 +113,13 @@ class RunFiles:
         if differing := differences(json.loads(metadata["recipe"]), self.recipe):
             raise StoreError(
                 f"'{path}' comes from another recipe: {differing}. Train into another folder (`out` or `name` in the "
-                "TOML), or delete what is there with `train(…, overwrite=True)`."
+                "TOML), or replace this run with `train(…, overwrite=True)`."
             )
         rows, times = json.loads(metadata["history"]), self._times()
         return tensors, [Epoch(**dict.fromkeys(_TIMES, math.nan) | times.get(row["epoch"], {}) | row) for row in rows]
 
     def _times(self) -> dict[int, dict[str, float]]:
-        """Read the duration of each epoch from the history; empty if that is gone."""
+        """Read the times of each epoch from the history; empty if that file is gone."""
         with suppress(OSError, KeyError, TypeError, ValueError):
             rows = csv.DictReader(self.history.read_text(encoding="utf-8").splitlines())
             return {int(row["epoch"]): {key: float(row[key]) for key in _TIMES} for row in rows}

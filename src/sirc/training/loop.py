@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from sirc._utils import distributed
 from sirc._utils.graphs import record
 from sirc._utils.imports import needing
-from sirc._utils.text import first_line
+from sirc._utils.text import first_line, with_lines
 from sirc.data import DeviceCache, Preprocess
 from sirc.models import fingerprint, model_logits
 from sirc.progress import SILENT, Progress
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 _WARMUP_START = 0.01  # of the learning rate
-_LISTED = 20  # unreadable images in one note
 _WARM_UP = 3  # steps before one is recorded
 _REPORT_SECONDS = 1.0  # between reports of the loss, since reading it waits for the device
 
@@ -61,14 +60,14 @@ def train(
 
     After every epoch a checkpoint and the history are written to `folder`. Started again, the run continues after the
     last complete epoch and ends with the weights of an uninterrupted run; a finished run only loads its weights. All
-    randomness is seeded by (seed, epoch), for an image also by its index, so a checkpoint needs no random state. A
+    randomness is seeded by (seed, epoch), and for an image by its index too, so a checkpoint needs no random state. A
     checkpoint of another recipe, other images or other starting weights is refused.
 
     Under `torchrun` or `accelerate launch` each process takes its share of every global batch, and the gradient is that
     of the mean loss over the global batch. All processes must share `folder`.
 
-    Notes call the images of `validation` what `validated_on` says, such as "test" where a study has no others. If the
-    recipe has `cache = "device"`, images are read from `cache`, which decodes them on first use.
+    `validated_on` is the name of the validation images in notes. If the recipe has `cache = "device"`, images are read
+    from `cache`, which decodes them on first use.
     """
     files = RunFiles(folder, _settings(model, images, recipe, seed, preprocess))
     with distributed.failing_together():
@@ -92,7 +91,7 @@ def train(
         history = [] if overwrite else files.resume(model, optimizer)
     _check_agreement(model, history)
     if history:
-        progress.note(f"{name}: going on after epoch {len(history)} of {recipe.epochs}")
+        progress.note(f"{name}: resuming after epoch {len(history)} of {recipe.epochs}")
     with distributed.failing_together():
         processes = accelerator.process_index, accelerator.num_processes, accelerator.device
         order = Order(len(images), recipe.batch_size, seed, *processes)
@@ -102,7 +101,7 @@ def train(
     network = _compiled(model, shape, order, recipe, progress) if recipe.compile else model
     loop = _Loop(accelerator, model, accelerator.prepare(network), optimizer, batches, recipe, progress, name)
     if recipe.graph and not loop.uses_graph:
-        progress.note(f"{name}: `graph` is for one process on a GPU; each kernel is launched by itself")
+        progress.note(f"{name}: `graph` is for one process on a GPU; training runs without a CUDA graph")
 
     tensorboard = _tensorboard(folder, len(history)) if recipe.tensorboard and main else None
     with tensorboard or nullcontext():
@@ -128,7 +127,7 @@ def train(
 def _settings(
     model: nn.Module, images: ImageSet, recipe: Train, seed: int, preprocess: Preprocess
 ) -> dict[str, object]:
-    """All that decides the weights of a run."""
+    """Everything that decides the weights of a run."""
     return {
         **recipe.hyperparameters(),
         **{f"preprocess.{key}": value for key, value in asdict(preprocess).items()},
@@ -139,18 +138,13 @@ def _settings(
 
 
 def _prepare(model: nn.Module, recipe: Train, device: torch.device) -> torch.optim.Optimizer:
-    """Move the model to the device, without gradients, and make its optimiser."""
+    """Move the model to the device, drop its gradients, and make its optimiser."""
     model.to(device)
     if recipe.channels_last:
         model.to(memory_format=torch.channels_last)
     model.zero_grad()
-    return torch.optim.SGD(
-        model.parameters(),
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        weight_decay=recipe.weight_decay,
-        nesterov=recipe.nesterov,
-    )
+    options = {name: getattr(recipe, name) for name in ("lr", "momentum", "weight_decay", "nesterov")}
+    return torch.optim.SGD(model.parameters(), **options)
 
 
 def _compiled(model: nn.Module, shape: tuple[int, ...], order: Order, recipe: Train, progress: Progress) -> nn.Module:
@@ -162,7 +156,7 @@ def _compiled(model: nn.Module, shape: tuple[int, ...], order: Order, recipe: Tr
 
 @dataclass
 class _Loop:
-    """The objects that every epoch uses; `network` is `model`, perhaps compiled, wrapped to average gradients."""
+    """The loop over batches; `network` is `model`, compiled if the recipe says so and wrapped to average gradients."""
 
     accelerator: Any
     model: nn.Module
@@ -175,7 +169,7 @@ class _Loop:
     _graph: CapturedStep | None = None
     _graph_tried: bool = False
     _reported: set[str] = field(default_factory=set)
-    """The unreadable images that a note has named."""
+    """The unreadable images that earlier notes named."""
 
     @property
     def uses_graph(self) -> bool:
@@ -184,7 +178,7 @@ class _Loop:
         return self.recipe.graph and order.world == 1 and order.device.type == "cuda"
 
     def epoch(self, epoch: int) -> Epoch:
-        """Train for one epoch and validate; note the images that could not be read for the first time."""
+        """Train for one epoch and validate; note images that could not be read and were not noted before."""
         from accelerate.utils import set_seed
 
         order, name = self.batches.order, self.name
@@ -196,7 +190,8 @@ class _Loop:
         texts = distributed.gather_texts(json.dumps(sorted(self.batches.unreadable)))
         unreadable = {why for text in texts for why in json.loads(text)}
         if new := sorted(unreadable - self._reported):
-            self.progress.note(_lost_text(name, new))
+            count = f"{len(new)} image{'s' if len(new) > 1 else ''}"
+            self.progress.note(with_lines(f"{name}: {count} could not be read, and training goes on without:", new))
             self._reported |= unreadable
         lr, speed = learning_rate(self.recipe, epoch), order.count / seconds
         return Epoch(epoch + 1, lr, *means, *tested, seconds, speed, len(unreadable))
@@ -216,7 +211,7 @@ class _Loop:
                 sums += _sums(loss, logits, batch.labels)
                 facts = {}
                 if time.perf_counter() - reported > _REPORT_SECONDS:
-                    facts["loss"] = float(loss.detach()) / max(1, len(batch.labels))
+                    facts["loss"] = float(loss) / max(1, len(batch.labels))
                     reported = time.perf_counter()
                 task.advance(batch.total, **facts)
         mean, error = _means(self.accelerator.reduce(sums, "sum"))
@@ -229,7 +224,7 @@ class _Loop:
 
     @torch.no_grad()
     def _validate(self) -> tuple[float | None, float | None]:
-        """Compute the loss and error of the weights that are saved, on the validation images of all processes."""
+        """Compute the loss and error of the saved weights on the validation images of all processes."""
         # Each process has its own batch norm statistics; those of process 0 are saved.
         if distributed.world() > 1:
             buffers = dict(self.model.named_buffers())
@@ -255,10 +250,8 @@ class _Loop:
             return graph(batch)
         # A graph keeps its gradients in place, and its network may be compiled for full batches only.
         self.optimizer.zero_grad(set_to_none=graph is None)
-        logits = self._logits(self.network if graph is None else self.model, batch.images)
-        loss = cross_entropy(logits, batch.labels, reduction="sum", ignore_index=IGNORED)
-        self.accelerator.backward(loss * scale)
-        return loss, logits
+        network = self.network if graph is None else self.model
+        return _backward(partial(self._logits, network), batch.images, batch.labels, scale)
 
     def _capture(self, batch: Batch, scale: float) -> CapturedStep | None:
         """Capture the step as a graph; if that is not possible, note why and return None."""
@@ -270,10 +263,7 @@ class _Loop:
         except RuntimeError as error:
             self.model.zero_grad(set_to_none=True)
             torch.cuda.synchronize()
-            self.progress.note(
-                "a CUDA graph of the training step is not possible, each kernel is launched by itself: "
-                f"{first_line(error)}"
-            )
+            self.progress.note(f"no CUDA graph of the training step is possible, it runs without: {first_line(error)}")
             return None
 
     def _logits(self, network: nn.Module, images: Tensor) -> Tensor:
@@ -284,7 +274,7 @@ class _Loop:
 
 @final
 class CapturedStep:
-    """A CUDA graph of the forward and backward pass of a full batch: one launch in place of many, the same results.
+    """A CUDA graph of the forward and backward pass of a full batch: one launch instead of many, the same results.
 
     Gradients stay in the graph's memory, and each replay overwrites them, so they must not be set to None.
     """
@@ -296,19 +286,14 @@ class CapturedStep:
         self.total = batch.total
         self.images = batch.images.clone(memory_format=layout)
         self.labels = batch.labels.clone()
+        step = partial(_backward, logits, self.images, self.labels, scale)
 
         def warm_up() -> None:
             with step_undone(model):
                 for _ in range(_WARM_UP):
-                    self._step(logits, scale)
+                    step()
 
-        self.graph, (self.loss, self.out) = record(lambda: self._step(logits, scale), warm_up)
-
-    def _step(self, logits: Callable[[Tensor], Tensor], scale: float) -> tuple[Tensor, Tensor]:
-        out = logits(self.images)
-        loss = cross_entropy(out, self.labels, reduction="sum", ignore_index=IGNORED)
-        (loss * scale).backward()  # type: ignore[no-untyped-call]
-        return loss.detach(), out.detach()
+        self.graph, (self.loss, self.out) = record(step, warm_up)
 
     def takes(self, batch: Batch) -> bool:
         """Check that the graph is for batches of this size."""
@@ -322,12 +307,14 @@ class CapturedStep:
         return self.loss, self.out
 
 
-def _lost_text(name: str, lost: Sequence[str]) -> str:
-    """The note about images that could not be read."""
-    more = [f"and {len(lost) - _LISTED} more"] if len(lost) > _LISTED else []
-    count = f"{len(lost)} image{'s' if len(lost) > 1 else ''}"
-    title = f"{name}: {count} could not be read, and training goes on without:"
-    return "\n  ".join([title, *lost[:_LISTED], *more])
+def _backward(
+    logits_of: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Compute the gradient of `scale` times the summed loss; return the summed loss and the logits."""
+    logits = logits_of(images)
+    loss = cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
+    (loss * scale).backward()  # type: ignore[no-untyped-call]
+    return loss.detach(), logits.detach()
 
 
 def _epoch_text(line: Epoch, validated_on: str) -> str:
@@ -350,14 +337,14 @@ def learning_rate(recipe: Train, epoch: float) -> float:
 
 
 def _tensorboard(folder: Path, done: int) -> SummaryWriter:
-    """Make a writer of TensorBoard's log, which goes on after `done` epochs."""
+    """Make the writer of a TensorBoard log, which continues after `done` epochs."""
     with needing("`train.tensorboard`", "TensorBoard", "tensorboard"):
         from torch.utils.tensorboard import SummaryWriter
     return SummaryWriter(folder / "tensorboard", purge_step=done + 1)
 
 
 def _check_agreement(model: nn.Module, history: list[Epoch] | None) -> None:
-    """Refuse to start if the processes have different checkpoints or weights."""
+    """Refuse to start if processes have different checkpoints or weights."""
     if distributed.world() == 1:
         return
     first, *others = distributed.gather_texts(f"{len(history or [])} epochs and weights {fingerprint(model)[:8]}")
@@ -379,8 +366,8 @@ def _autocast(recipe: Train, device: torch.device) -> AbstractContextManager[Non
 
 def _sums(loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     counted = labels != IGNORED
-    wrong = (logits.detach().argmax(-1) != labels) & counted
-    return torch.stack([loss.detach().double(), wrong.sum().double(), counted.sum().double()])
+    wrong = (logits.argmax(-1) != labels) & counted
+    return torch.stack([loss.double(), wrong.sum().double(), counted.sum().double()])
 
 
 def _means(sums: Tensor) -> tuple[float, float]:

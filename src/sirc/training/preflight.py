@@ -46,9 +46,9 @@ def refuse_labels(images: ImageSet, labels: Tensor, count: int, why: str) -> Non
 def try_compile(
     model: nn.Module, images: Tensor, autocast: Callable[[], AbstractContextManager[None]], progress: Progress
 ) -> nn.Module:
-    """Compile the model; if some process cannot, return it as it is, which only changes the speed.
+    """Compile the model and try one step with these images, which is undone.
 
-    One step with these images is tried and undone.
+    If some process cannot compile, every process trains without: that only changes the speed.
     """
     network, why = model, ""
     with distributed.failing_together():
@@ -60,7 +60,7 @@ def try_compile(
         except Exception as error:
             compiler = any(kind.__module__.startswith(_COMPILER_MODULES) for kind in type(error).__mro__)
             if not (compiler or (isinstance(error, RuntimeError | ImportError) and _COMPILER_WORDS.search(str(error)))):
-                raise  # the model or its input is wrong, not the compiler
+                raise  # the fault is the model's or its input's
             why = first_line(error)
     if reasons := [text for text in distributed.gather_texts(why) if text]:
         progress.note(f"torch.compile is not usable here, training runs without it: {reasons[0]}")
@@ -70,7 +70,7 @@ def try_compile(
 
 @contextmanager
 def step_undone(model: nn.Module) -> Iterator[None]:
-    """Undo what a trial step inside changes: gradients, buffers, random numbers."""
+    """Train inside; at the end undo what that changed: gradients, buffers, random numbers."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.train()
     try:

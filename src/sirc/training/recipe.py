@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Literal, final
 
 from sirc._utils.checks import check_at_least, check_fraction, check_positive
@@ -17,8 +18,8 @@ class Augment:
     """Random variation of the training images."""
 
     crop: Literal["resized", "padded", "none"] = "resized"
-    """`"resized"` scales a random part of the image to the network's size; "padded" resizes as for a test, pads all
-    sides and crops at random; "none" prepares the image as for a test."""
+    """`"resized"` scales a random part of the image to the network's size; "padded" resizes as at test time, pads all
+    sides and crops at random; "none" prepares the image as at test time."""
     scale: tuple[float, float] = (0.08, 1.0)
     """The area of the part that "resized" takes, least and greatest, as a share of the image."""
     ratio: tuple[float, float] = (0.75, 4 / 3)
@@ -26,7 +27,7 @@ class Augment:
     padding: int = 4
     """Black pixels that "padded" adds on each side."""
     flip: float = 0.5
-    """The probability of a mirror image."""
+    """The probability that an image is mirrored."""
 
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
@@ -59,17 +60,17 @@ class Train:
     milestones: tuple[int, ...] = (30, 60)
     """The epochs at which "steps" lowers the learning rate."""
     gamma: float = 0.1
-    """The factor of each such step."""
+    """The factor at each milestone."""
     warmup: float = 0.0
-    """The number of first epochs in which the learning rate rises linearly from a hundredth of its value."""
+    """The number of epochs at the start in which the learning rate rises linearly from a hundredth of its value."""
     precision: Precision = "fp32"
     """The precision in which the network computes."""
     channels_last: bool = False
-    """Whether images lie in memory with the channels last, which is often faster on a GPU."""
+    """Whether images have their channels last in memory, which is often faster on a GPU."""
     compile: bool = False
     """Whether `torch.compile` compiles the network."""
     graph: bool = False
-    """Whether a step is captured as a CUDA graph, where one process trains on a GPU."""
+    """Whether to capture a step as a CUDA graph, if one process trains on a GPU."""
     workers: int = 8
     """Processes that read images."""
     cache: Literal["none", "device"] = "none"
@@ -92,8 +93,8 @@ class Train:
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"`weight_decay` must be at least 0 and finite; got {self.weight_decay}.")
         if self.nesterov and self.momentum == 0:
-            raise ValueError("`nesterov` must be false where `momentum` is 0; got true.")
-        if any(a >= b for a, b in zip((0, *self.milestones), self.milestones, strict=False)):
+            raise ValueError("`nesterov` must be false if `momentum` is 0; got true.")
+        if any(a >= b for a, b in pairwise((0, *self.milestones))):
             raise ValueError(f"`milestones` must be epochs ≥ 1 that increase; got {list(self.milestones)}.")
         if not 0 <= self.warmup <= self.epochs:
             raise ValueError(f"`warmup` must be between 0 and the {self.epochs} epochs; got {self.warmup}.")
