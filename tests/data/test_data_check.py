@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 from sirc.data import DataReport, benchmark, benchmarks, check, write_noise
-from sirc.data.catalogue import Split
+from sirc.data.catalogue.benchmarks import Split
 from support.benchmark_folders import (
     MAKERS,
     colorectal,
@@ -24,7 +24,6 @@ from support.benchmark_folders import (
 @pytest.fixture
 def small(monkeypatch):
     """The registry with the sizes of the test's small folders, so that good data can be good."""
-    module = sys.modules["sirc.data.catalogue"]
     sizes = {"textures": 2, "colonoscopy": 4, "colorectal": 4, "noise": 4}
     shrunk = []
     for one in benchmarks():
@@ -32,7 +31,7 @@ def small(monkeypatch):
         if one.key == "imagenet1k":
             parts[0] = Split("train", ("train",), 6)
         shrunk.append(dataclasses.replace(one, splits=tuple(parts), classes=one.classes and 3))
-    monkeypatch.setattr(module, "benchmarks", lambda: tuple(shrunk))
+    monkeypatch.setattr("sirc.data.catalogue.benchmarks.benchmarks", lambda: tuple(shrunk))
     assert benchmark("imagenet200").classes == 3
 
 

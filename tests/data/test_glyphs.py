@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 import sirc
 from sirc import models
 from sirc.data import Noise, Source, glyphs, open_source
-from sirc.data.glyphs import draw
+from sirc.data.glyphs import draw, sets
 from sirc.data.glyphs.draw import CANVAS, FONTS, SCRIPTS, bitmap, font_file, generator
 from sirc.experiment import DEFAULT_SPECS
 from sirc.experiment.experiment import Experiment
@@ -71,7 +71,7 @@ def test_an_image_does_not_depend_on_how_many_there_are_or_which_came_first():
     few, many = glyphs.letters(count=3), glyphs.letters(count=300)
     last = np.asarray(many.image(299))
     assert (pixels(few) == pixels(many, 3)).all()
-    glyphs._draw.cache_clear()
+    sets._draw.cache_clear()
     assert (np.asarray(glyphs.letters(count=300).image(299)) == last).all()
 
 
@@ -103,7 +103,7 @@ def test_an_image_shows_its_character(name, monkeypatch):
     limits = {"HEIGHT": (24, 24), "SHIFT": 0, "TURN": 0, "SHEAR": 0, "BLUR": (0.3, 0.3), "NOISE": (0, 0)}
     for limit, value in limits.items():
         monkeypatch.setattr(draw, limit, value)
-    characters = glyphs._DRAWN[name][0]
+    characters = sets._DRAWN[name][0]
     drawn = [draw.draw_character(c, ("DejaVuSans",), generator("test", i)) for i, c in enumerate(characters)]
     box = (CANVAS // 2 - 32, CANVAS // 2 - 32, CANVAS // 2 + 32, CANVAS // 2 + 32)
     plain = [bitmap("DejaVuSans", c).crop(box).resize((32, 32)) for c in characters]
@@ -225,7 +225,7 @@ def test_a_set_goes_to_another_process_without_its_pixels():
 
 def test_the_fingerprint_knows_the_fonts(monkeypatch):
     before = glyphs.letters().fingerprint
-    monkeypatch.setattr(glyphs, "fonts_digest", lambda fonts: "another version")
+    monkeypatch.setattr(sets, "fonts_digest", lambda fonts: "another version")
     assert glyphs.letters().fingerprint != before
 
 

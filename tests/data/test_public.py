@@ -119,7 +119,7 @@ def small(monkeypatch):
         size = {"textures": 2, "colorectal": 4}.get(one.key, 3)
         parts = tuple(dataclasses.replace(part, size=part.size and size) for part in one.splits)
         shrunk.append(dataclasses.replace(one, splits=parts))
-    monkeypatch.setattr("sirc.data.catalogue.benchmarks", lambda: tuple(shrunk))
+    monkeypatch.setattr("sirc.data.catalogue.benchmarks.benchmarks", lambda: tuple(shrunk))
 
 
 @pytest.mark.usefixtures("small")
@@ -398,7 +398,7 @@ def test_what_needs_an_account_says_where_to_click(tmp_path):
 def test_a_dataset_put_there_by_hand_is_seen(tmp_path, monkeypatch):
     benchmark_folders.imagenet_bench(tmp_path)
     shrunk = [dataclasses.replace(one, classes=one.classes and 3) for one in benchmarks()]
-    monkeypatch.setattr("sirc.data.catalogue.benchmarks", lambda: tuple(shrunk))
+    monkeypatch.setattr("sirc.data.catalogue.benchmarks.benchmarks", lambda: tuple(shrunk))
     assert public_dataset("imagenet200").is_in(tmp_path)
 
 

@@ -510,7 +510,8 @@ def test_an_image_that_the_graph_cannot_take_is_refused(graph, tmp_path):
 @pytest.mark.parametrize("package", ["fastapi", "PIL", "prometheus_client", "python_multipart"])
 def test_a_missing_package_names_the_extra(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, "sirc.deploy.serve")
+    for module in ("sirc.deploy.serve", "sirc.deploy.serve.app"):
+        monkeypatch.delitem(sys.modules, module)
     with pytest.raises(ImportError, match=r"pip install 'torch-sirc\[serve\]'"):
         importlib.import_module("sirc.deploy.serve")
 

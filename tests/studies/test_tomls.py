@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from sirc.data.catalogue import benchmark
+from sirc.data import benchmark
 from sirc.data.preprocess import Preprocess
 from sirc.experiment import DEFAULT_SPECS
 from sirc.experiment.experiment import Experiment, Fit, Model

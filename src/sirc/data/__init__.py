@@ -9,7 +9,7 @@ Example:
 """
 
 from sirc.data.base import ImageSet
-from sirc.data.catalogue import Benchmark, benchmark, benchmarks, ood_sets
+from sirc.data.catalogue.benchmarks import Benchmark, benchmark, benchmarks, ood_sets
 from sirc.data.catalogue.colonoscopy import fetch_colonoscopy
 from sirc.data.catalogue.public import PublicDataset, fetch_dataset, public_dataset, public_datasets
 from sirc.data.check import DataReport, check

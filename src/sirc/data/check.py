@@ -14,10 +14,10 @@ import numpy as np
 from sirc._utils.checks import check_choice
 from sirc._utils.files import PathLike
 from sirc._utils.text import closest_match, quoted
-from sirc.data import catalogue
 from sirc.data import folder as files
 from sirc.data.base import SPLITS
-from sirc.data.catalogue import Benchmark, Split, find_folder, find_list
+from sirc.data.catalogue import benchmarks
+from sirc.data.catalogue.benchmarks import Benchmark, Split, find_folder, find_list
 from sirc.data.decode import FIND_ALL, printable
 from sirc.data.folder import FileNames, FileSet, Sort, with_examples
 from sirc.data.reading import DatasetReader
@@ -91,7 +91,7 @@ def check(
     folder. For `folder`, `sort` and `classes` give the order of the classes, as in `image_folder`. `decode` reads every
     image, in `workers` processes, and names the broken ones.
     """
-    benchmark = None if name in PLAIN else catalogue.find_benchmark("`name`", name, others=PLAIN)
+    benchmark = None if name in PLAIN else benchmarks.find_benchmark("`name`", name, others=PLAIN)
     if split is not None:
         check_choice("split", split, SPLITS)
     if name != "folder" and (sort != "name" or classes is not None):
@@ -150,21 +150,21 @@ class _Checker:
         return f"{self.benchmark.how_to_get}, as\n{self.benchmark.layout}" if self.benchmark else otherwise
 
     def check_benchmark(self, benchmark: Benchmark, path: Path, parts: tuple[Split, ...]) -> None:
-        there = [part for part in parts if find_folder(path, part) or catalogue.has_archives(path, benchmark, part)]
+        there = [part for part in parts if find_folder(path, part) or benchmarks.has_archives(path, benchmark, part)]
         if not there and (right := _right_level(path, benchmark)):
             level = "above" if right in path.resolve().parents else "below"
             self.bad(f"{benchmark.title} is not in this folder, but {level} it", f"Pass '{printable(right)}'.")
             return
         for part in parts:
             folder, listed = find_folder(path, part), find_list(path, benchmark)
-            if unfinished := catalogue.unfinished_unpacking(path, part):
+            if unfinished := benchmarks.unfinished_unpacking(path, part):
                 self.bad(f"{part.name}: {unfinished}")
             elif folder is None:
                 self.missing_folder(benchmark, path, part)
             elif listed:
                 self.check_list(part.name, listed, folder, part)
             elif benchmark.lists:
-                self.bad(f"{part.name}: {catalogue.missing_list(path, benchmark)}")
+                self.bad(f"{part.name}: {benchmarks.missing_list(path, benchmark)}")
             else:
                 self.check_images(part.name, folder, benchmark.role == "ID", part.size)
         counted = [folder for part in parts if part.name in self.counts and (folder := find_folder(path, part))]
@@ -178,13 +178,13 @@ class _Checker:
             self.good(benchmark.note)
 
     def missing_folder(self, benchmark: Benchmark, path: Path, part: Split) -> None:
-        tar = catalogue.TARS[part.name]
-        if catalogue.has_archives(path, benchmark, part):
+        tar = benchmarks.TARS[part.name]
+        if benchmarks.has_archives(path, benchmark, part):
             self.good(f"{part.name}: '{tar}' is there, and is unpacked when first opened")
             return
         advice = self.where_to_get("")
         if benchmark.key == "imagenet1k" and (path / tar).is_file():
-            advice = f"'{tar}' is there; put '{catalogue.DEVKIT}' beside it, and it is unpacked when first opened."
+            advice = f"'{tar}' is there; put '{benchmarks.DEVKIT}' beside it, and it is unpacked when first opened."
         elif archives := sorted(name for name in os.listdir(path) if _is_archive(name) and name[0] != "."):
             advice = f"Unpack {', '.join(map(printable, archives[:3]))}."
         elif _loose_images(path):
@@ -193,7 +193,7 @@ class _Checker:
         self.bad(f"{part.name}: there is no folder '{folders}'", advice)
 
     def check_folder(self, path: Path, split: str | None) -> None:
-        parts = {part.name: folder for part in catalogue.FOLDER_PARTS if (folder := find_folder(path, part))}
+        parts = {part.name: folder for part in benchmarks.FOLDER_PARTS if (folder := find_folder(path, part))}
         if split is not None and split not in parts:
             self.bad(f"there is no folder for split {quoted(split)} in '{printable(path)}'", f"Make one, '{split}'.")
             return

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal, final
 
 from sirc._utils.checks import check_at_least, check_choice, check_positive, check_type
 from sirc._utils.text import quoted
-from sirc.data import catalogue
 from sirc.data.base import SPLITS, ImageSet, Transform
-from sirc.data.catalogue import Benchmark, find_benchmark, find_folder
+from sirc.data.catalogue import benchmarks
+from sirc.data.catalogue.benchmarks import Benchmark, find_benchmark, find_folder
 from sirc.data.decode import printable
 from sirc.data.folder import Sort, file_list, image_folder, read_lines
 from sirc.data.noise import COUNT, Noise
@@ -189,10 +189,10 @@ def _open_benchmark(
         return Noise(COUNT if source.count is None else source.count, seed=source.seed)
     path = Path(str(path).replace("{split}", part.name))
     folder = find_folder(path, part)
-    if unfinished := catalogue.unfinished_unpacking(path, part):
+    if unfinished := benchmarks.unfinished_unpacking(path, part):
         raise FileNotFoundError(f"{benchmark.title} cannot be read: {unfinished}")
-    if folder is None and unpack and catalogue.has_archives(path, benchmark, part):
-        folder = catalogue.unpack_imagenet(path, part)
+    if folder is None and unpack and benchmarks.has_archives(path, benchmark, part):
+        folder = benchmarks.unpack_imagenet(path, part)
     if folder is None:
         names = "' or '".join(part.folders)
         raise FileNotFoundError(
@@ -201,9 +201,9 @@ def _open_benchmark(
         )
     if not benchmark.lists:
         return image_folder(folder, labelled=labelled, name=benchmark.title)
-    listed = path / source.list if source.list else catalogue.find_list(path, benchmark)
+    listed = path / source.list if source.list else benchmarks.find_list(path, benchmark)
     if listed is None:
-        raise FileNotFoundError(f"{benchmark.title} cannot be read: {catalogue.missing_list(path, benchmark)}")
+        raise FileNotFoundError(f"{benchmark.title} cannot be read: {benchmarks.missing_list(path, benchmark)}")
     return file_list(listed, folder, labelled=False, within=part.folders, name=benchmark.title)
 
 
@@ -226,10 +226,10 @@ def _split_folder(path: Path, split: str, *, required: bool) -> Path:
 
     A folder for the split must exist if it is `required`, or if the other split has one.
     """
-    part = next(part for part in catalogue.FOLDER_PARTS if part.name == split)
+    part = next(part for part in benchmarks.FOLDER_PARTS if part.name == split)
     if folder := find_folder(path, part):
         return folder
-    others = [name for part in catalogue.FOLDER_PARTS for name in part.folders if (path / name).is_dir()]
+    others = [name for part in benchmarks.FOLDER_PARTS for name in part.folders if (path / name).is_dir()]
     if required or others:
         raise FileNotFoundError(
             f"'{printable(path)}' must have a folder {' or '.join(part.folders)} for split {quoted(split)}; it has "

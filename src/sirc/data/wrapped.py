@@ -19,7 +19,7 @@ from sirc._utils.checks import iterates
 from sirc._utils.imports import check_options, current_folder, import_function, needing
 from sirc._utils.text import quoted
 from sirc.data.base import ImageSet
-from sirc.data.catalogue import unknown_name
+from sirc.data.catalogue.benchmarks import unknown_name
 from sirc.data.decode import to_rgb
 from sirc.data.reading import READ_ERRORS, is_system_error
 from sirc.errors import ImageError

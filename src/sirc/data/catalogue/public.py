@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import final
 
 from sirc._utils.files import PathLike, atomic_write, read_json
-from sirc.data.catalogue import benchmark, benchmarks, unknown_name
+from sirc.data.catalogue.benchmarks import benchmark, benchmarks, unknown_name
 from sirc.data.catalogue.colonoscopy import fetch_colonoscopy
 from sirc.data.catalogue.download import DownloadError, download, file_digest, lock, remote_size
 from sirc.data.catalogue.unpack import unpack

@@ -1,8 +1,4 @@
-"""Glyphs: letters drawn with matplotlib's fonts, and OOD sets that are close to or far from them, without downloads.
-
-Image i of a set depends only on the set's name, split, seed and i: splits share no random numbers, and a longer set
-begins with the shorter one. An experiment names a function of this module: `dataset = "sirc.data.glyphs:letters"`.
-"""
+"""The sets of glyphs: what each draws, and its images, drawn when they are read."""
 
 from __future__ import annotations
 

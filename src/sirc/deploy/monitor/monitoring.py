@@ -1,14 +1,4 @@
-"""The production monitor: tests the acceptance rate and bounds the OOD share, without labels.
-
-Example:
-    >>> import numpy as np
-    >>> from sirc.deploy.monitor import monitor
-    >>> rng = np.random.default_rng(0)
-    >>> calibration, production = rng.normal(size=2000), rng.normal(size=1000) - 1
-    >>> now = monitor(calibration, production, threshold=-1.5)
-    >>> now.alarm, now.rate < now.promised
-    (True, True)
-"""
+"""Monitoring of production, in one call or step by step: the state, its report and its file."""
 
 from __future__ import annotations
 
@@ -32,8 +22,6 @@ from sirc.deploy.threshold.result import Threshold
 from sirc.deploy.threshold.text import as_plain, certainty, percent_above, percent_below, percent_near, report
 from sirc.errors import StoreError
 from sirc.metrics import as_scores, binomial_interval
-
-__all__ = ["Monitor", "Monitoring", "monitor"]
 
 _VERSION = 1
 _USUAL = 1e-4  # the share by which confidences of a float32 network may change with its batch size

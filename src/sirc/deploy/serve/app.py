@@ -1,7 +1,4 @@
-"""The HTTP service of an exported graph: images in, decisions out, with limits and a monitor.
-
-`make_app("model.onnx")` makes it, and `sirc serve model.onnx` runs it. docs/deploy.md describes its answers.
-"""
+"""The application: the service's addresses as a FastAPI app, and the server that runs it."""
 
 from __future__ import annotations
 
@@ -28,8 +25,6 @@ from sirc.deploy.serve.pages import add_page_files, page_file, safe_headers
 from sirc.deploy.serve.service import Service
 from sirc.deploy.serve.uploads import Limits
 from sirc.deploy.serve.watch import Watch
-
-__all__ = ["make_app", "run"]
 
 _FILE = {"type": "string", "format": "binary"}
 _FORM = {"type": "object", "properties": {"image": {"type": "array", "items": _FILE}}}

@@ -1,7 +1,4 @@
-"""The page to try a guard: drop an image, see the decision and its reason.
-
-`make_app(guard)` makes it, and `sirc try` runs it. docs/try.md describes what it shows.
-"""
+"""The application: the page's addresses as a FastAPI app, for this machine's own browsers."""
 
 from __future__ import annotations
 
@@ -20,13 +17,10 @@ with needing("the page", "fastapi and uvicorn", "serve"):
     from starlette.middleware.base import RequestResponseEndpoint
 
 from sirc.deploy.selective import SelectiveClassifier
-from sirc.deploy.serve import run
 from sirc.deploy.serve.pages import add_page_files, page_file, safe_headers
 from sirc.deploy.serve.uploads import FORMATS, Limits, RefusedError, UploadReader
 from sirc.deploy.tryout.explainer import Explainer
 from sirc.deploy.tryout.neighbours import Neighbours
-
-__all__ = ["is_own_name", "make_app", "run"]
 
 _HEADERS = {
     **safe_headers("'self' blob: data:"),

@@ -31,8 +31,6 @@ from sirc.evaluation.premise.measures import PLAIN, Measured, Samples, ScoreValu
 from sirc.evaluation.premise.verdicts import facts, judge, recommend
 from sirc.scores import Evaluator, Scorer, Spec, functional, is_bounded, parse, ranks_by_gap
 
-__all__ = ["Assumptions", "check_assumptions"]
-
 
 @final
 @dataclass(frozen=True)

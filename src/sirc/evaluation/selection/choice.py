@@ -47,8 +47,6 @@ from sirc.evaluation.tabulated import Pool
 from sirc.metrics import Metric, Negative, all_metrics, bootstrap_grids, derivatives, influence, parse_metric
 from sirc.scores import Scorer
 
-__all__ = ["Choice", "select"]
-
 POINTS = 9  # of a range: 0.1, 0.2, … 0.9 for the default one
 
 

@@ -10,7 +10,7 @@ from sirc._utils.text import aligned, listed
 from sirc.metrics import find_metric
 
 if TYPE_CHECKING:
-    from sirc.evaluation.selection import Choice
+    from sirc.evaluation.selection.choice import Choice
 
 _FEW = 50  # samples of a group below which intervals are known to be too narrow
 

@@ -20,7 +20,7 @@ from sirc.report.names import Style, escape, metric_name, negative_name, score_n
 from sirc.report.tables.cells import is_sirc
 
 if TYPE_CHECKING:
-    from sirc.report.tables import Part, Table
+    from sirc.report.tables.table import Part, Table
 
 CellText = tuple[str, str, str]
 """A cell as text: its mark; its mean × 100, or a dash; its 2 std (±0.2), its interval ([80.1, 83.4]) or nothing."""

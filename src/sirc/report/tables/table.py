@@ -21,8 +21,6 @@ from sirc.report.tables.cells import choose, id_means, mark, summarise
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
-__all__ = ["save_tables", "table"]
-
 
 class Cell(NamedTuple):
     """One value as fractions: mean over runs, twice their standard deviation, and interval; with its mark."""
