@@ -92,7 +92,7 @@ def _formula(
         spec = parse(f"{name}({', '.join(f'{key}={check_number(key, values[key])!r}' for key in options)})")
         v = _logits(name, values["logits"]) if "logits" in values else None
         z = _features(values["features"], exact="precision" in values) if "features" in values else None
-        fitted = {} if z is None else parameters(**_checked(values, v, z))
+        fitted = {} if z is None or not given else parameters(**_checked(values, v, z))
         confidence = _evaluator(spec, v, z, fitted).value(spec)
         check_finite(name, confidence)
         return confidence
