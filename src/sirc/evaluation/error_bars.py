@@ -152,7 +152,7 @@ def compare(asked: Request, baseline: str) -> pd.DataFrame:
 
 
 def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Floats]:
-    """The rows of the table, and the numbers about the error of each or of its difference to the baseline, else NaN."""
+    """The rows of the table, and the numbers about the error of each or of its difference to the baseline, or NaN."""
     ev, with_id = asked.ev, asked.with_id and baseline is None
     shown = [WRONG, *(name for name in asked.negatives if name != WRONG)] if with_id else asked.negatives
     base: dict[str, _ScoreInfluences] = {}
