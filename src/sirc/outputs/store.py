@@ -104,7 +104,7 @@ class OutputStore:
             # Delete shards before meta.json changes: a kill in between leaves an incomplete store, not orphans.
             cls.clear(path)
         elif occupied:
-            raise StoreError(f"a store must have a folder of its own; '{path}' has other content. Choose another path.")
+            raise StoreError(f"a store must have a folder of its own; '{path}' is something else. Choose another path.")
         text = json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(meta)}, indent=1)
         atomic_write(path / STORE_FILE, lambda file: file.write(text.encode()))
         return cls(path)

@@ -185,7 +185,7 @@ class Fitter:
         return self
 
     def _check(self, rows: Outputs | OutputStore | None, *, whole: bool = True) -> None:
-        """Leave out, or refuse, specs that rows like these cannot fit; if these are the `whole` data, too few too."""
+        """Leave out, or refuse, specs that rows like these cannot fit; with the `whole` data, also for lack of rows."""
         rows = rows if rows is not None and len(rows) else None
         find = partial(unmet, head=self.head is not None, val=self._validates, rows=rows, whole=whole)
         alone = [scod.with_only(witness) for scod in self._defaults for witness in scod.args[1:]]
