@@ -68,7 +68,10 @@ class Ranking:
     ) -> None:
         groups = check_scores(correct, wrong, ood)
         weights = None if ood_weights is None else check_weights(ood_weights, groups[2])
-        self._count(groups, weights, *_sorted(torch.cat(groups)))
+        scores = torch.cat(groups)
+        # The order of equal scores decides how sums of weights are rounded: torch's keeps them as they were.
+        scores, order = _sorted(scores) if weights is None else scores.sort(descending=True)
+        self._count(groups, weights, scores, order)
 
     def _count(self, groups: Sequence[Tensor], weights: Tensor | None, scores: Tensor, order: Tensor) -> Tensor:
         """Count what each threshold accepts; returns flags of the sorted scores that are thresholds."""
