@@ -13,7 +13,7 @@ from typing import Literal, SupportsIndex, TypeAlias, final
 import torch
 from torch import Tensor
 
-from sirc._utils.checks import check_path, check_positive, differences, iterates
+from sirc._utils.checks import check_path, check_positive, check_type, differences, iterates
 from sirc._utils.files import (
     PathLike,
     atomic_write,
@@ -459,9 +459,7 @@ class _Meta:
         for name in ("size", "shard_size"):
             object.__setattr__(self, name, check_positive(name, getattr(self, name)))
         for name in ("model", "data", "how"):
-            value = getattr(self, name)
-            if not (value is None or isinstance(value, str)):
-                raise ValueError(f"`{name}` must be a string, or None; got {quoted(value)}.")
+            check_type(name, getattr(self, name), str | None, "a string, or None")
 
     @classmethod
     def read(cls, folder: Path) -> "_Meta":
