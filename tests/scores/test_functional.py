@@ -232,13 +232,14 @@ def test_what_a_summary_gives_away_is_the_caller_s_own():
 
 def test_scores_of_your_own_are_functions_if_nothing_in_them_is_fitted(scratch_registry):
     @score(needs="l1")
-    def longer(l1):
-        return 2 * l1
+    def longer(l1, *, weight=2.0):  # an option with the name of a fitted parameter of others
+        return weight * l1
 
     @score(needs="residual")
     def nearer(residual):
         return 2 * residual
 
     assert torch.equal(functional.longer(Z), 2 * functional.l1(Z))
+    assert torch.equal(functional.longer(Z, weight=3), 3 * functional.l1(Z))
     with pytest.raises(AttributeError, match="has no attribute 'nearer'"):
         functional.nearer  # noqa: B018

@@ -112,7 +112,8 @@ def test_a_scod_inside_what_val_tunes_is_named_too():
 
 
 def test_nothing_left_to_fit_is_an_error():
-    with pytest.raises(ValueError, match="`head` is needed for `residual`"):
-        sirc.fit("residual", TRAIN, on_unfit="skip")
+    with pytest.raises(ValueError, match="`head` is needed for `residual`") as error:
+        sirc.fit(["vim", "linear(energy, residual)"], TRAIN, on_unfit="skip")
+    assert str(error.value).count("is needed") == 1  # the two texts are one spec
     with pytest.raises(ValueError, match='`on_unfit` must be "stop" or "skip"; got'):
         sirc.fit("msp", TRAIN, on_unfit="ignore")

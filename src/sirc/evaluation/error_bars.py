@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from sirc.evaluation.tabulated import Row
 
 Method = Literal["auto", "bootstrap"]
-FigureKey = tuple[str, str]  # negative, name of the metric
 
 FEWEST = 5  # samples of each stratum that an error from influences needs
 EQUAL = 1e-6  # relative difference below which draws are equal: they have single precision
@@ -152,7 +151,7 @@ def compare(asked: Request, baseline: str) -> pd.DataFrame:
 
 
 def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Floats]:
-    """The rows of the table, and the numbers about the error of each or of its difference to the baseline, else NaN."""
+    """The rows of the table, and the numbers about the error of each or of its difference to the baseline, or NaN."""
     ev, with_id = asked.ev, asked.with_id and baseline is None
     shown = [WRONG, *(name for name in asked.negatives if name != WRONG)] if with_id else asked.negatives
     base: dict[str, _ScoreInfluences] = {}
@@ -258,10 +257,10 @@ def _fewest(influences: influence.Influences, metric: Metric, negative: str) -> 
 
 def _spreads(
     asked: Request, own: dict[str, _ScoreInfluences], base: Mapping[str, _ScoreInfluences]
-) -> dict[FigureKey, Floats]:
+) -> dict[tuple[str, str], Floats]:
     """By negative and metric, the numbers about the error of a result, where there are enough samples."""
     ev = asked.ev
-    errors: dict[FigureKey, Floats] = {}
+    errors: dict[tuple[str, str], Floats] = {}
     metrics = _with_derivative()
     names = [metric.name for metric in metrics]
     accuracy, beta = float(ev.correct.double().mean()), float(ev.beta)

@@ -133,7 +133,7 @@ def ood_confidences(
 
 
 def check_classes(test: AnyOutputs | None, ood: OodSets | None) -> None:
-    """Refuse OOD outputs of another network: scores that need no fit would rank them all the same."""
+    """Refuse OOD outputs of another network, which scores that need no fit would rank without an error."""
     if not isinstance(test, Outputs | OutputStore):
         return
     for name, data in as_sets(ood).items():

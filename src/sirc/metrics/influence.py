@@ -117,7 +117,7 @@ class Spread(NamedTuple):
     variance: Floats
     """(statistics,)"""
     shifts: Floats
-    """How far one more input, for which an end allows, moves the statistic."""
+    """How far the further input that an end allows for moves the statistic."""
     variances: Floats
     """With that input."""
     freedoms: Floats

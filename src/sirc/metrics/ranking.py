@@ -69,7 +69,7 @@ class Ranking:
         groups = check_scores(correct, wrong, ood)
         weights = None if ood_weights is None else check_weights(ood_weights, groups[2])
         scores = torch.cat(groups)
-        # The order of equal scores decides how sums of weights are rounded: torch's keeps them as they were.
+        # With weights, not `_sorted`: the order of equal scores decides how sums of weights are rounded.
         scores, order = _sorted(scores) if weights is None else scores.sort(descending=True)
         self._count(groups, weights, scores, order)
 

@@ -13,7 +13,7 @@ from typing import Literal, SupportsIndex, TypeAlias, final
 import torch
 from torch import Tensor
 
-from sirc._utils.checks import check_path, check_positive, differences, iterates
+from sirc._utils.checks import check_path, check_positive, check_type, differences, iterates
 from sirc._utils.files import (
     PathLike,
     atomic_write,
@@ -104,7 +104,7 @@ class OutputStore:
             # Delete shards before meta.json changes: a kill in between leaves an incomplete store, not orphans.
             cls.clear(path)
         elif occupied:
-            raise StoreError(f"a store must have a folder of its own; '{path}' has other content. Choose another path.")
+            raise StoreError(f"a store must have a folder of its own; '{path}' is something else. Choose another path.")
         text = json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(meta)}, indent=1)
         atomic_write(path / STORE_FILE, lambda file: file.write(text.encode()))
         return cls(path)
@@ -459,9 +459,7 @@ class _Meta:
         for name in ("size", "shard_size"):
             object.__setattr__(self, name, check_positive(name, getattr(self, name)))
         for name in ("model", "data", "how"):
-            value = getattr(self, name)
-            if not (value is None or isinstance(value, str)):
-                raise ValueError(f"`{name}` must be a string, or None; got {quoted(value)}.")
+            check_type(name, getattr(self, name), str | None, "a string, or None")
 
     @classmethod
     def read(cls, folder: Path) -> "_Meta":

@@ -66,7 +66,7 @@ def with_bounded_first(spec: Spec, log_gap: Tensor, others: Sequence[Tensor], pa
 
 
 def _bayes(spec: Spec, log_gap: Tensor, lows: Sequence[Tensor], parameters: AnyParameters) -> Tensor:
-    """The value of a `bayes`. Which parameters it has says which version fitted it, and so by which rule."""
+    """The value of a `bayes`. Its parameters tell which version fitted it, and so which rule applies."""
     alpha, beta = (parameter(spec, key, parameters)[0] for key in ("alpha", "beta"))
     fitted = {key: parameter(spec, key, parameters) for key in parameters[str(spec)]}
     claim, calibration = (parameter(spec, key, parameters) for key in ("claim", "calibration"))

@@ -35,7 +35,7 @@ class Evaluator:
     specs to be evaluated.
 
     `parameters` are by spec; those of leaves must have the features' device and working type (`working_dtype`).
-    `logits` may be None if the `softmax` summary is given and no spec reads more. `held_out` has functions, by spec,
+    `logits` may be None if no spec reads them, or only the given `softmax` summary. `held_out` has functions, by spec,
     that replace the plain values of scores on training rows; they also receive the `labels`.
     """
 

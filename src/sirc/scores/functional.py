@@ -60,7 +60,7 @@ def softmax(logits: ArrayLike, *, compile: bool | None = None) -> Softmax:
 
 
 def _formula(
-    name: str, parameters: Callable[..., dict[str, Tensor]] = dict, without: str = ""
+    name: str, parameters: Callable[..., dict[str, Tensor]] | None = None, without: str = ""
 ) -> Callable[..., Tensor]:
     """A registered score as a function of the arrays that it reads, the arguments of `parameters`, and its options.
 
@@ -70,7 +70,7 @@ def _formula(
     score = registry.get(name)
     needs = {need for part in registry.closure(name) for need in registry.get(part).needs}
     arrays = ["logits"] * bool(needs & {"logits", "softmax"}) + ["features"] * ("features" in needs)
-    given = {} if parameters is dict else inspect.signature(parameters).parameters
+    given = inspect.signature(parameters).parameters if parameters else {}
     options = {option: default for option, default in score.options.items() if option != without}
     defaults = dict.fromkeys(arrays, inspect.Parameter.empty)
     defaults |= {argument: parameter.default for argument, parameter in given.items()} | options
@@ -92,7 +92,7 @@ def _formula(
         spec = parse(f"{name}({', '.join(f'{key}={check_number(key, values[key])!r}' for key in options)})")
         v = _logits(name, values["logits"]) if "logits" in values else None
         z = _features(values["features"], exact="precision" in values) if "features" in values else None
-        fitted = {} if z is None else parameters(**_checked(values, v, z))
+        fitted = parameters(**_checked(values, v, z)) if parameters and z is not None else {}
         confidence = _evaluator(spec, v, z, fitted).value(spec)
         check_finite(name, confidence)
         return confidence

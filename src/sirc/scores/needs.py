@@ -60,7 +60,7 @@ class Needs:
 def warn_unsuited(specs: Iterable[str], outputs: Outputs, progress: Progress) -> None:
     """Note the scores that are `unsuited_for` signed features, if more than a tenth of ‖z‖₁ of these rows is negative.
 
-    About half of it is negative after a LayerNorm, and none after a ReLU. The scores are computed all the same.
+    About half of it is negative after a LayerNorm, and none after a ReLU. The scores are computed anyway.
     """
     leaves = [leaf for leaf in needed_leaves([parse(text) for text in specs]) if registry.get(leaf.name).unsuited_for]
     if not leaves or outputs.features is None:

@@ -207,7 +207,7 @@ class Scorer:
         if self.fitted_on is None or not len(self.fitted_on):
             return 0.0
         marks = torch.cat([row_marks(batch.logits).cpu() for batch in _batches(outputs)])
-        # As large a share of all fitting rows as of their sample is among these rows.
+        # The share of the sample that is among these rows estimates the share of all fitting rows.
         share = float(matching_rows(self.fitted_on.cpu(), marks).double().mean())
         return min(1.0, share * self.fitted_rows / max(1, len(marks)))
 

@@ -376,7 +376,7 @@ class _Parser:
                 if not least <= value <= most:
                     raise self._error(f"`{key}` of `{spec.called}` must be {rule}; got {quoted(value)}")
         if spec.tunes and {"a", "b"} & set(spec.options):
-            raise self._error("`budget` of `sirc` finds a and b on validation data,", "Leave them out")
+            raise self._error("a and b must be left out beside `budget`, which finds them on validation data,")
 
     def _check_others(self, spec: Spec) -> None:
         for outer in (part for other in spec.args[1:] for part in other.walk()):

@@ -120,7 +120,7 @@ def check_assumptions(
         first, *others = spec.args
         parts = Measured(name, str(first), tuple(f"{PLAIN}{part}" for part in others))
         a, b = _fitted_a_and_b(spec, scorer)
-        # A `budget` moves a away from μ − 3σ, so the share of rows below it tells nothing about S2.
+        # A `budget` moves `a` away from μ − 3σ, so the share of rows below it tells nothing about S2.
         combinations.append(parts if spec.tunes else replace(parts, a=a, b=b))
     scorer = scorer.only(list(specs))
 

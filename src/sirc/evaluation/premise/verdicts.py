@@ -130,7 +130,7 @@ def facts(same: Sequence[Measured]) -> Iterator[str]:
     def compared(negative: str, what: str) -> list[list[str]]:
         return [
             column(f"{what}: S1", lambda one: percent(one.of(one.s1, negative, "auroc").value)),
-            column("SIRC − S1", lambda one: _figure(one.gain(negative), "+.2f")),
+            column("SIRC − S1", lambda one: _number(one.gain(negative), "+.2f")),
         ]
 
     def varied(negative: str, metric: str) -> list[list[str]]:
@@ -145,7 +145,7 @@ def facts(same: Sequence[Measured]) -> Iterator[str]:
             column("with S1", lambda one: one.s1),
             *(compared(WRONG, "ID✗|ID✓") if first.has(WRONG) else []),
             column(
-                "ρ(S1, S2)", lambda one: ", ".join(_figure(one.of(s2, "id", "spearman"), "+.2f", 1) for s2 in one.s2)
+                "ρ(S1, S2)", lambda one: ", ".join(_number(one.of(s2, "id", "spearman"), "+.2f", 1) for s2 in one.s2)
             ),
             # τ = 1 − 2·(share of pairs in the other order), where no two are equal.
             column("ID pairs swapped", lambda one: percent((1 - one.of(one.score, "id", "kendall").value) / 2)),
@@ -175,19 +175,19 @@ def facts(same: Sequence[Measured]) -> Iterator[str]:
 def _of_s2(one: Measured, column: str) -> Iterator[str]:
     name = column.removeprefix(PLAIN)
     if one.has(WRONG):
-        auroc = _figure(one.of(column, WRONG, "auroc"), ".1f", unit="%")
+        auroc = _number(one.of(column, WRONG, "auroc"), ".1f", unit="%")
         yield f"AUROC of ID✗|ID✓ of {name} alone {auroc}; wanted: near 50%, or above"
     if one.has(MEAN):
-        auroc = _figure(one.of(column, MEAN, "auroc"), ".1f", unit="%")
+        auroc = _number(one.of(column, MEAN, "auroc"), ".1f", unit="%")
         yield f"AUROC of OOD|ID✓ of {name} alone, mean over sets, {auroc}"
     if one.a:
         below = {key[1]: x for key, x in one.measures.items() if key[0] == column and key[2] == "below a"}
-        text = f"ID rows below a: {_figure(below.pop('id'), '.2f', unit='%')}; expected: about 0.1 to 1%"
+        text = f"ID rows below a: {_number(below.pop('id'), '.2f', unit='%')}; expected: about 0.1 to 1%"
         ood = ", ".join(f"{negative} {percent(x.value)}" for negative, x in below.items())
         yield f"{text}. OOD rows: {ood}" if ood else text
 
 
-def _figure(estimate: Estimate, digits: str, scale: float = 100, unit: str = "") -> str:
+def _number(estimate: Estimate, digits: str, scale: float = 100, unit: str = "") -> str:
     """A number with its interval, if it has one: `95.4% (95.1 to 95.7)`."""
     if math.isnan(estimate.value):
         return "–"

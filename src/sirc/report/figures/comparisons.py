@@ -10,8 +10,7 @@ import pandas as pd
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, Floats
-from sirc._utils.checks import check_fraction
-from sirc._utils.text import quoted
+from sirc._utils.checks import check_choice, check_fraction
 from sirc.evaluation import ORACLE, POOLED, WRONG, Evaluation, as_fractions, as_names, combine
 from sirc.metrics import Negative, Positive, Ranking, find_metric
 from sirc.report.figures.pairs import PAIRS, fprs
@@ -180,8 +179,7 @@ def sweep_table(
         >>> swept[swept["metric"] == "aurr"]["mean"].round(3).tolist()
         [0.173, 0.05]
     """
-    if over not in _SYMBOLS:
-        raise ValueError(f'`over` must be "alpha" or "beta"; got {quoted(over)}.')
+    check_choice("over", over, tuple(_SYMBOLS))
     grid = as_fractions("values", values)
     frames = []
     for evaluation in evaluations:

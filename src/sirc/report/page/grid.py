@@ -9,10 +9,9 @@ from typing import Final, final
 import numpy as np
 import numpy.typing as npt
 
-from sirc._utils.arrays import Floats
+from sirc._utils.arrays import Floats, counts_from_above
 
 Ints = npt.NDArray[np.int64]
-Counts = npt.NDArray[np.int32] | Ints
 
 POINTS: Final = 512
 LEVELS: Final = tuple(i / 100 for i in range(1, 90)) + tuple(i / 1000 for i in range(900, 1001))
@@ -48,29 +47,16 @@ def make_grid(groups: Sequence[Floats], levels: Sequence[float] = LEVELS, points
     `groups` holds the confidences of ID✓, ID✗ and each OOD set. The grid always has the strictest threshold, the one
     that accepts everything, and for each recall in `levels` the highest threshold that reaches it.
     """
-    thresholds, counts = _accepted(groups)
+    thresholds, counts = counts_from_above(groups)
     chosen, least_points = _refined(counts, _placed(counts, levels, points), points)
     if len(thresholds) <= points:
         every = np.full(len(thresholds), points)  # thresholds that improve no area are dropped first
         every[chosen] = least_points
         chosen, least_points = np.arange(len(thresholds)), every
-    return Grid(thresholds[chosen], chosen + 1, counts[:, chosen].astype(np.int64), least_points)
+    return Grid(thresholds[chosen], chosen + 1, counts[:, chosen], least_points)
 
 
-def _accepted(groups: Sequence[Floats]) -> tuple[Floats, Counts]:
-    """Every threshold, the strictest first, and how many of each group it accepts. Equal scores share one."""
-    values = np.concatenate(groups)
-    order = np.argsort(values)[::-1]
-    values = values[order]
-    owner = np.repeat(np.arange(len(groups)), [len(group) for group in groups])[order]
-    ends = np.append(np.flatnonzero(values[1:] != values[:-1]), len(values) - 1)
-    counts = np.empty((len(groups), len(values)), dtype=np.int32)
-    for group, row in enumerate(counts):
-        np.cumsum(owner == group, out=row)
-    return (values, counts) if len(ends) == len(values) else (values[ends], counts[:, ends])
-
-
-def _placed(counts: Counts, levels: Sequence[float], points: int) -> Ints:
+def _placed(counts: Ints, levels: Sequence[float], points: int) -> Ints:
     """The places of the thresholds that a page must have, at most `points`."""
     last = counts.shape[1] - 1
     reached = np.unique(np.searchsorted(counts[0] / counts[0, -1], np.asarray(levels), side="left").clip(max=last))
@@ -79,13 +65,13 @@ def _placed(counts: Counts, levels: Sequence[float], points: int) -> Ints:
     return np.union1d(reached, [0, last])
 
 
-def _refined(counts: Counts, chosen: Ints, points: int) -> tuple[Ints, Ints]:
+def _refined(counts: Ints, chosen: Ints, points: int) -> tuple[Ints, Ints]:
     """Halve the interval with the largest error of an area, again and again.
 
     Returns the places, and for each the smallest size of grid that still has it: smaller grids are parts of larger.
     """
     examined = _candidates(counts, chosen)
-    mixes = list(_mixes(examined + 1, counts[:, examined].astype(np.int64)))
+    mixes = list(_mixes(examined + 1, counts[:, examined]))
     at = np.searchsorted(examined, chosen)
     low, high = at[:-1], at[1:]
     worst = _worst(mixes, low, high)
@@ -110,7 +96,7 @@ def _refined(counts: Counts, chosen: Ints, points: int) -> tuple[Ints, Ints]:
     return examined[places[order]], least_points[order]
 
 
-def _candidates(counts: Counts, chosen: Ints) -> Ints:
+def _candidates(counts: Ints, chosen: Ints) -> Ints:
     """Places to choose from: all if they are few, else some, spread over the ranks and over each group.
 
     The risk changes most with the first samples of a group, and recall stops growing with the last ID✓, so places are

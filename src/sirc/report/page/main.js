@@ -18,7 +18,7 @@ const BUDGET = 26; // ms: a frame draws a second plot only if it is expected to 
 const data = readData(byId("data"));
 const scene = new Scene(data);
 let state = fromFragment(data, location.hash);
-scene.show(state);
+scene.use(state);
 
 const showControls = makeControls(data, change, () => scene);
 const showRanked = makeRanked((spec) => change({ focus: state.focus === spec ? null : spec }));
@@ -66,7 +66,7 @@ function frame() {
   const began = performance.now();
   waiting = false;
   const moved = state !== onScreen;
-  if (moved) scene.show(state);
+  if (moved) scene.use(state);
   const stale = staleViews();
   const urgent = stale.filter((view) => visible.has(view.id));
   for (const [place, view] of (urgent.length ? urgent : stale).entries()) {

@@ -15,8 +15,8 @@ export class Scene {
     this.caches = new Map();
   }
 
-  /** Show a setting. */
-  show(state) {
+  /** Use a setting from now on. */
+  use(state) {
     this.state = state;
     this.model = this.data.models[state.model];
     this.runs = state.run === "all" ? this.model.runs : this.model.runs.filter((run) => String(run.seed) === state.run);

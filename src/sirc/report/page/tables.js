@@ -31,7 +31,7 @@ export function makeRanked(choose) {
   };
 }
 
-/** A function of the scene that is only called again when another model is chosen. */
+/** A function of the scene whose result is built again only when another model is chosen. */
 function oncePerModel(build) {
   let model = null;
   let result = null;

@@ -141,7 +141,7 @@ function listed(names) {
 export const EXPLANATIONS = {
   alpha: ["α, the share of ID input", "Of all inputs that will arrive, the share that belongs to one of the classifier's classes. The rest, 1 − α, is OOD. Few people know their α: the map shows whether it matters."],
   beta: ["β, the cost of accepting ID✗", "Accepting an input that the classifier gets wrong costs β, accepting an OOD input costs 1 − β. At 0.5 both mistakes are equally bad; at 1 only wrong predictions count, at 0 only OOD input."],
-  recall: ["Recall", "The share of ID✓, the inputs that the classifier gets right, that is accepted. Each score gets the highest threshold that accepts at least this share. The slider moves over recalls for which all figures are exact; they are closest together near 100%."],
+  recall: ["Recall", "The share of ID✓, the inputs that the classifier gets right, that is accepted. Each score gets the highest threshold that accepts at least this share. The slider moves over recalls for which all numbers are exact; they are closest together near 100%."],
   metric: ["Compare by", "Risk at the recall: the mean cost of what is accepted at the chosen recall. AURR: that risk averaged over all recalls. AURC: the risk averaged over all coverages. Lower is better. The list, the lines against α and β, and the map follow this choice."],
   mix: ["Mix of OOD sets", "What OOD input will look like: the share of each set in it. The buttons take all sets, or one group of them; boxes and sliders make a mix of your own."],
   overbeta: ["Against β", "How the chosen metric changes with the cost of the two mistakes: at fixed α a straight line, from only OOD input counting (0) to only ID✗ counting (1)."],

@@ -106,7 +106,7 @@ def mark(cells: pd.DataFrame) -> pd.Series[str]:
 
 
 def is_sirc(score: str) -> bool:
-    """Whether a score is SIRC's, which come first."""
+    """Whether a score is one of SIRC's, which come first."""
     return score.replace(" ", "").startswith("sirc(")
 
 
@@ -121,7 +121,7 @@ def _usual(known: list[str], metrics: list[str]) -> list[str]:
 
 
 def _is_of_id(label: str) -> bool:
-    """Whether a metric describes the ID data; it stands beside the model's name."""
+    """Whether a metric describes the ID data, and so stands beside the model's name."""
     metric = find_metric(label)
     return metric is not None and not metric.per_negative
 
@@ -135,7 +135,7 @@ def _among(what: str, wanted: Sequence[str], known: Sequence[str], hint: str = "
 
 
 def _at(rows: pd.DataFrame, name: str, wanted: float | None) -> pd.DataFrame:
-    """Keep the rows at one α or β, and those without: NaN, or ID✗ alone, which is at α = 1."""
+    """Keep the rows at one α or β, and those that it does not affect: NaN, or ID✗ alone, which is at α = 1."""
     fixed = rows[name].isna() | ((rows["negative"] == WRONG) & (name == "alpha"))
     known = sorted(rows[name][~fixed].unique())
     if wanted is None and len(known) > 1:

@@ -185,7 +185,7 @@ class Fitter:
         return self
 
     def _check(self, rows: Outputs | OutputStore | None, *, whole: bool = True) -> None:
-        """Leave out, or refuse, specs that rows like these cannot fit; `whole` if these are all, and may be too few."""
+        """Leave out, or refuse, specs that rows like these cannot fit; with the `whole` data, also for lack of rows."""
         rows = rows if rows is not None and len(rows) else None
         find = partial(unmet, head=self.head is not None, val=self._validates, rows=rows, whole=whole)
         alone = [scod.with_only(witness) for scod in self._defaults for witness in scod.args[1:]]
@@ -396,5 +396,5 @@ class Fitter:
 
 
 def _declared(leaf: str, solved: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters of a score among all that its `solve` solved."""
+    """The parameters of a score among all that its `solve` returned."""
     return {name: value for name, value in solved.items() if name in registry.get(parse(leaf).name).parameters}

@@ -28,7 +28,7 @@ def unmet(
     reasons: dict[Spec, list[str]] = {}
 
     def note(lacking: Iterable[Spec], reason: str) -> None:
-        for spec in containing(specs, lacking):
+        for spec in dict.fromkeys(containing(specs, lacking)):  # two texts may be one spec
             reasons.setdefault(spec, []).append(reason)
 
     if needs.head and not head:

@@ -77,7 +77,7 @@ def _residual_resolution(evidence: Evidence) -> float:
     family="residual",
 )
 def residual(features: Tensor, *, origin: Tensor, basis: Tensor) -> Tensor:
-    """Minus the length of the feature outside the principal subspace of ID data: −‖z^{P⊥}‖₂. Wang et al. 2022."""
+    """Minus the length of the part of z outside the principal subspace of ID data: −‖z^{P⊥}‖₂. Wang et al. 2022."""
     return -_norm(product(features - origin, basis), 2)
 
 
@@ -199,7 +199,7 @@ def _cop_held_out(evidence: Evidence, solved: dict[str, Tensor], *, variance: fl
     family="residual",
 )
 def cop(features: Tensor, *, center: Tensor, outside: Tensor, variance: float = 0.99) -> Tensor:
-    """Minus the length of the unit feature outside the main directions of ID data: −‖(ẑ − μ)^{P⊥}‖₂. Fang et al. 2024.
+    """Minus the length of the part of ẑ outside the main directions of ID data: −‖(ẑ − μ)^{P⊥}‖₂. Fang et al. 2024.
 
     The main directions explain 0.99 of the variance of unit training features; at least one direction is left out.
     """
