@@ -284,6 +284,23 @@ def test_the_files_of_a_log_are_closed_by_count_and_a_restart_adds_to_them(model
     np.testing.assert_array_equal(pd.read_parquet(folder)["confidence"], values)
 
 
+def test_rows_that_come_during_a_write_of_the_log_wait_for_the_next(model, tmp_path, monkeypatch):
+    watched, writes = Watch(model, log=tmp_path / "log.parquet"), []
+
+    def busy(*args):
+        writes.append(files.atomic_write(*args))
+        if len(writes) < 9:
+            feed(watched, model, np.ones(4))
+
+    monkeypatch.setattr(watch, "atomic_write", busy)
+    feed(watched, model, np.ones(4))
+    watched.write()
+    assert len(writes) == 1
+    watched.write()
+    assert len(writes) == 2
+    assert len(pd.read_parquet(tmp_path / "log.parquet")) == 8
+
+
 def test_a_disk_that_takes_nothing_stops_no_decision(model, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(watch, "_KEPT", 20)
     watched = Watch(model, tmp_path / "state.safetensors", tmp_path / "log.parquet")

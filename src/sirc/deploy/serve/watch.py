@@ -256,10 +256,12 @@ class DecisionLog:
         from pyarrow.parquet import write_table
 
         with self._writing:
-            while len(self._rows) > self._written:
+            due = len(self._rows) - self._written  # rows that come meanwhile wait, or a busy service would never be done
+            while due > 0:
                 table = _table(self._rows[:_ROWS])
                 atomic_write(self._file, partial(write_table, table, compression="zstd"))
                 with self._lock:
+                    due -= len(table) - self._written
                     self._written = len(table)
                     if self._written == _ROWS:
                         del self._rows[:_ROWS]
