@@ -114,6 +114,8 @@ WORDS = [
         {"run": "delete it with `sirc train … --seed N --overwrite`, or of all seeds with `--redo train`."},
     ),
     ("pass `fit(…, overwrite=True)` to fit again", {"fit": "pass `--overwrite` to fit again"}),
+    ("`state` saves a state of its own `delta`", {"serve": "`--state` saves a state of its own `--delta`"}),
+    ("`answer_seconds` must be finite", {"serve": "`--max-seconds` must be finite"}),
     ("pass `fit(…, overwrite=True)` to fit again", {"run": "pass `--redo fit` to fit again"}),
     ("or pass `overwrite=True`.", {"data noise": "or pass `--overwrite`.", "export": "or pass `--overwrite`."}),
     ("Pass `crossfit=0`", {"evaluate": "Pass `--crossfit 0`", "select": "Pass `--crossfit 0`"}),

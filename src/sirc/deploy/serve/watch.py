@@ -185,7 +185,7 @@ def _locked(state: Path | None) -> Iterator[None]:
     if state is None or sys.platform == "win32":
         yield
         return
-    # A file of its own, as each write replaces the state. It is never deleted: another service may hold it by then.
+    # A file of its own, as each write replaces the state. It is never deleted, as another service may have locked it.
     state.parent.mkdir(parents=True, exist_ok=True)
     with open(state.with_name(f".{state.name}.lock"), "ab") as file:
         locked = try_lock(file)
@@ -256,7 +256,7 @@ class DecisionLog:
         from pyarrow.parquet import write_table
 
         with self._writing:
-            due = len(self._rows) - self._written  # rows that come meanwhile wait, or a busy service would never be done
+            due = len(self._rows) - self._written  # later rows wait: else a busy service would write without end
             while due > 0:
                 table = _table(self._rows[:_ROWS])
                 atomic_write(self._file, partial(write_table, table, compression="zstd"))

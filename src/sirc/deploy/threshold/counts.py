@@ -91,7 +91,7 @@ def as_confidences(name: str, values: ArrayLike) -> Floats:
 
 
 def rank_reaching(count: int, share: float) -> int:
-    """The rank of the right row, among `count`, down to which a share in (0, 1] is accepted: 19 of 20 for 0.95."""
+    """How many of `count` correct rows must be accepted to reach a share in (0, 1]: 19 of 20 for 0.95."""
     if not count:
         raise ValueError("`correct` must hold at least one True: with no right prediction there is no recall")
     return least_reaching(share, count)
