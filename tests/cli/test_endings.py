@@ -116,6 +116,7 @@ WORDS = [
     ("pass `fit(…, overwrite=True)` to fit again", {"fit": "pass `--overwrite` to fit again"}),
     ("`state` saves a state of its own `delta`", {"serve": "`--state` saves a state of its own `--delta`"}),
     ("`answer_seconds` must be finite", {"serve": "`--max-seconds` must be finite"}),
+    ("`val` must have labels", {"calibrate": "`--val` must have labels", "guard": "VAL must have labels"}),
     ("pass `fit(…, overwrite=True)` to fit again", {"run": "pass `--redo fit` to fit again"}),
     ("or pass `overwrite=True`.", {"data noise": "or pass `--overwrite`.", "export": "or pass `--overwrite`."}),
     ("Pass `crossfit=0`", {"evaluate": "Pass `--crossfit 0`", "select": "Pass `--crossfit 0`"}),

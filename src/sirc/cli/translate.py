@@ -53,7 +53,7 @@ _NAMED = {
     "evaluate": ("train", "val", "crossfit", "spill"),
     "check": ("train", "crossfit", "level"),
     "select": ("train", "crossfit", "level", "metric", "alpha", "beta", "draws", "seed"),
-    "calibrate": ("score", "recall", "coverage", "risk", "delta", "alpha", "beta", "reject_cost"),
+    "calibrate": ("val", "score", "recall", "coverage", "risk", "delta", "alpha", "beta", "reject_cost"),
     "table": ("alpha", "beta"),
     "serve": ("state", "delta", "answer_seconds"),
 }

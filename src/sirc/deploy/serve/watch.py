@@ -60,7 +60,7 @@ class Watch:
             if not self.why_not:
                 self._read_state()
             elif self._state is not None:
-                raise ValueError(f"`state` saves a monitor's state; here there is none: {self.why_not}")
+                raise ValueError(f"`state` must be left out, as no monitor runs: {self.why_not}")
             self.log = None if log is None else DecisionLog(log)
             self.write()  # an unwritable place is reported now, not while requests wait
 

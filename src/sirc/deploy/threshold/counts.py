@@ -86,7 +86,7 @@ def as_confidences(name: str, values: ArrayLike) -> Floats:
     """Check confidences without labels; at least one."""
     confidences: Floats = as_scores(name, values).cpu().double().numpy()
     if not len(confidences):
-        raise ValueError(f"`{name}` must hold at least one confidence; got none. Pass those of the calibration rows.")
+        raise ValueError(f"`{name}` must hold at least one confidence; got none. Pass those of some rows.")
     return confidences
 
 
