@@ -184,10 +184,9 @@ def guard(
         scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
     made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)
     # On a CPU large images run in small batches, which may have too few images to show a change.
-    enough = [batch for batch in batches if batch.logits is not None and len(batch.logits) >= TRIED_FIRST]
-    tried = enough[0] if enough else first_inputs(TRIED, val, train)
+    enough = (batch for batch in batches if batch.logits is not None and len(batch.logits) >= TRIED_FIRST)
     with labels_checked():  # by `_checked_rows`
-        made.calibrate(validation, images=tried, **vars(promise))
+        made.calibrate(validation, images=next(enough, None) or first_inputs(TRIED, val, train), **vars(promise))
         premise = _premise_remark(scorer, score, rows)
     _warn_of_margin(made)
     about_ensemble = _ENSEMBLE.format(len(network.members)) if isinstance(network, Ensemble) and needs_features else ""
