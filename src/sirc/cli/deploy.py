@@ -511,10 +511,9 @@ def _example_images(study: Experiment | None, size: int | tuple[int, int] | None
 
     from sirc.experiment import images_of
 
-    if size is None and study is None:
-        raise ValueError("a graph needs the size of its images, which this guard does not have: guard with `--crop`")
     if size is None:
-        assert study is not None
+        if study is None:
+            raise ValueError("a graph needs the size of its images, which this guard lacks: guard with `--crop`")
         item = images_of(study, "test")[0]
         image = item[0] if isinstance(item, tuple) else item
         assert isinstance(image, torch.Tensor)

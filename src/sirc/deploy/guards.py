@@ -242,12 +242,12 @@ def _opened(
             f"`val` must be data that nothing was fitted on, or nothing can be promised; it is `train`, '{train}'. "
             "Pass other images, or no `val`, or `delta=None` for an estimate without a promise"
         )
-    data = [opened(source, names) for source in (train, val)]
-    if names is None and isinstance(data[0], ImageSet) and data[0].classes:
-        names = list(data[0].classes)
+    train, val = (opened(source, names) for source in (train, val))
+    if names is None and isinstance(train, ImageSet) and train.classes:
+        names = list(train.classes)
     if names is not None:
-        data = [one.numbered_by(names) if isinstance(one, ImageSet) and one.classes else one for one in data]
-    return data[0], numbered_by(data[1], names or class_names_in(data[0])), names
+        train, val = (x.numbered_by(names) if isinstance(x, ImageSet) and x.classes else x for x in (train, val))
+    return train, numbered_by(val, names or class_names_in(train)), names
 
 
 @final
@@ -266,11 +266,10 @@ class Promise:
             return cls(0.95 if recall is None else recall, None, None if val is None else delta)
         if recall is not None:
             raise ValueError(f"give `recall` or `risk`, not both; got recall={recall:g} and risk={risk:g}")
-        if delta is None or val is None:
-            missing = "`delta`; got None. Pass 0.05, say"
-            if delta is not None:
-                missing = "`val`; got None. Pass labelled data that the model was not trained on"
-            raise ValueError(f"`risk` is a promise about new inputs, which needs {missing}")
+        new = "labelled data that the model was not trained on"
+        for name, value, way in (("delta", delta, "0.05, say"), ("val", val, new)):
+            if value is None:
+                raise ValueError(f"`risk` is a promise about new inputs, which needs `{name}`; got None. Pass {way}")
         return cls(None, risk, delta)
 
     def require_rows(self, count: int) -> None:
