@@ -69,8 +69,8 @@ def test_labels_of_another_order_are_told_here_too(saved, command):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--score", "a", "--score", "b"), "which `--score` may name; nothing is fitted"),
-        (("--train", "svhn.npz"), "which `--score` may name; nothing is fitted"),
+        (("--score", "a", "--score", "b"), "`--spill` and all but one `--score`"),
+        (("--train", "svhn.npz"), "of one score: leave out `--train`"),
         (("--ood", "none=none.npz"), "there is no file"),
         (("--id", "svhn.npz"), "must have the class of each ID input; `label` is -1 at row 0"),
         (("--id", "short.npz"), "`pred` must have as many rows as `conf`; got 3 and 4"),

@@ -599,7 +599,10 @@ def test_a_changed_threshold_is_refused(change, said):
         (lambda: at_risk([0.1], [True], 0.1, delta=1), "strictly between 0 and 1"),
         (lambda: at_cost([0.1], [True], None, alpha=0.5, beta=0.5, reject_cost=1), "`ood` must hold the confidences"),
         (lambda: at_recall([0.1], [True], 0.9, tolerance=-1), r"`tolerance` must lie in \[0, 1\]"),
-        (lambda: at_cost([0.1], [True], [], alpha=0.5, beta=0.5, reject_cost=1), "`ood` must hold at least one"),
+        (
+            lambda: at_cost([0.1], [True], [], alpha=0.5, beta=0.5, reject_cost=1),
+            "`ood` must hold at least one confidence; got none. Pass those of some rows",
+        ),
         (lambda: at_cost([0.1], [True], [0.2], alpha=0.5, beta=0.5, reject_cost=-1), "at least 0"),
         (lambda: at_cost([0.1], [False], [0.2], alpha=0.5, beta=0.5, recall=0.9), "at least one True"),
         (lambda: at_cost([0.1], [True], [0.2], alpha=2, beta=0.5, recall=0.9), "`alpha` must lie"),

@@ -180,6 +180,13 @@ def test_the_answer_of_an_image_that_was_replaced_is_not_shown(visit, address, g
     assert page.get_attribute("#preview", "alt") == "Your image, photo.png"
 
 
+def test_rows_of_a_guard_that_does_not_know_which_are_right_are_not_called_right(visit):
+    old = calibrated()
+    old.calibration_correct = None
+    with served(make_app(old)) as address:
+        assert visit(address).inner_text("#key").strip() == "validation images"
+
+
 def test_a_server_that_has_ended_is_told(visit, guard):
     with served(make_app(guard)) as address:
         page = visit(address)

@@ -168,7 +168,9 @@ def test_the_state_of_another_graph_or_of_none_is_refused(model, tmp_path):
         Watch(SimpleNamespace(**{**vars(model), "threshold": other}), path)
     with pytest.raises(StoreError, match=r"it has 0\.05, and this service 0\.01"):
         Watch(model, path, delta=0.01)
-    with pytest.raises(ValueError, match="here there is none: the graph was exported by an earlier version"):
+    with pytest.raises(
+        ValueError, match="must be left out, as no monitor runs: the graph was exported by an earlier version"
+    ):
         old_app(state=path)
     (tmp_path / "folder").mkdir()
     with pytest.raises((OSError, StoreError), match="folder"):
@@ -282,6 +284,23 @@ def test_the_files_of_a_log_are_closed_by_count_and_a_restart_adds_to_them(model
     feed(second, model, values[26:])
     second.write()
     np.testing.assert_array_equal(pd.read_parquet(folder)["confidence"], values)
+
+
+def test_rows_that_come_during_a_write_of_the_log_wait_for_the_next(model, tmp_path, monkeypatch):
+    watched, writes = Watch(model, log=tmp_path / "log.parquet"), []
+
+    def busy(*args):
+        writes.append(files.atomic_write(*args))
+        if len(writes) < 9:
+            feed(watched, model, np.ones(4))
+
+    monkeypatch.setattr(watch, "atomic_write", busy)
+    feed(watched, model, np.ones(4))
+    watched.write()
+    assert len(writes) == 1
+    watched.write()
+    assert len(writes) == 2
+    assert len(pd.read_parquet(tmp_path / "log.parquet")) == 8
 
 
 def test_a_disk_that_takes_nothing_stops_no_decision(model, tmp_path, monkeypatch, caplog):

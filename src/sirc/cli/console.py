@@ -20,10 +20,10 @@ def console(*, stderr: bool = False) -> Console:
     """The console for results, or with `stderr` for the rest; lines to a pipe are not wrapped."""
     from rich.console import Console
 
-    console = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True, emoji=False)
-    if not console.is_terminal:
-        console.width = 200
-    return console
+    made = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True, emoji=False)
+    if not made.is_terminal:
+        made.width = 200
+    return made
 
 
 def say(text: str) -> None:

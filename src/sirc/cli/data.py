@@ -155,7 +155,7 @@ def check(
 def noise(
     out: Annotated[Path, Argument(help="The folder to write to.")],
     count: Annotated[int, Option(help="How many images.", min=1)] = 10_000,
-    seed: Annotated[int, Option(help="The seed; image i depends only on it and i.", min=0)] = 0,
+    seed: Annotated[int, Option(help="The seed. Image i depends only on the seed and i.", min=0)] = 0,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace noise of another seed or count.")] = False,
     quiet: Quiet = False,
 ) -> None:

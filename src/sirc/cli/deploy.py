@@ -78,7 +78,7 @@ def guard(
     report: Annotated[Path | None, Option(help="Also write an HTML page to this file.")] = None,
     out: Annotated[Path, Option(help="The file to write.")] = Path("guard.safetensors"),
     overwrite: Overwrite = False,
-    batch_size: Annotated[int, Option(help="Images in a batch; large images on a CPU in fewer at once.", min=1)] = 64,
+    batch_size: Annotated[int, Option(help="Images in a batch; fewer on a CPU if they are large.", min=1)] = 64,
     workers: Workers = 0,
     on_error: OnErrorOption = None,
     device: Device = "auto",
@@ -174,7 +174,6 @@ def calibrate(
             raise FileNotFoundError(f"there is no '{chosen_run.scorer}'. Fit the scores first: `sirc fit …`.")
         scorer = Scorer.load(chosen_run.scorer)
         spec = _choose_score(scorer, score, chosen_run, progress)
-        scorer = scorer if spec in scorer.specs else scorer.only(spec)
         model = network(study, chosen_run)
         data, rows = _calibration_data(study, chosen_run, val, model, where, on_error, progress)
         head, classes = load_head(chosen_run.head)[0], _class_names(study, scorer.num_classes, progress)
@@ -341,7 +340,7 @@ def export(
     model: Annotated[str, _SAVED_GUARD],
     out: Annotated[Path, Option(help="The ONNX file to write.")] = Path("model.onnx"),
     triton: Annotated[
-        Path | None, Option(metavar="DIR", help="Also write for Triton; DIR's name is the model's.")
+        Path | None, Option(metavar="DIR", help="Also write a folder for Triton; the model gets its name.")
     ] = None,
     seed: RunSeed = None,
     overwrite: Replace = False,
@@ -512,10 +511,9 @@ def _example_images(study: Experiment | None, size: int | tuple[int, int] | None
 
     from sirc.experiment import images_of
 
-    if size is None and study is None:
-        raise ValueError("a graph needs the size of its images, which this guard does not have: guard with `--crop`")
     if size is None:
-        assert study is not None
+        if study is None:
+            raise ValueError("a graph needs the size of its images, which this guard lacks: guard with `--crop`")
         item = images_of(study, "test")[0]
         image = item[0] if isinstance(item, tuple) else item
         assert isinstance(image, torch.Tensor)

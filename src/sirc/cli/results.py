@@ -170,7 +170,8 @@ def evaluate(
     progress = reporting(quiet)
     if arrays.has_confidences(id_):
         if train is not None or spill is not None or (specs and len(specs) > 1):
-            raise ConfigError(f"'{id_}' has the confidences of one score, which `--score` may name; nothing is fitted.")
+            gone = "`--train`, `--spill` and all but one `--score`"
+            raise ConfigError(f"'{id_}' has the confidences of one score: leave out {gone}.")
         score = specs[0] if specs else "confidence"
         run = arrays.evaluate_confidences(id_, sets, score=score, groups=groups, model=name)
     else:
@@ -346,8 +347,7 @@ def _note_scores(fitted: Sequence[str], named: Sequence[str] | None, val: Path |
 def _check_figures(figures: bool, format_: Formats, redo: Redo = None) -> None:
     """Refuse options about figures where none are drawn."""
     if not figures:
-        again = "figures" if "figures" in (redo or ()) else None
-        refuse_unused("`--no-figures` draws none", format=format_, redo=again)
+        refuse_unused("`--no-figures` draws none", format=format_, redo="figures" in (redo or ()))
 
 
 def _show(study: Study, open_: bool, *, negatives: Sequence[str] = (), verdicts: Sequence[str] = ()) -> None:

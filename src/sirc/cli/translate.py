@@ -53,8 +53,9 @@ _NAMED = {
     "evaluate": ("train", "val", "crossfit", "spill"),
     "check": ("train", "crossfit", "level"),
     "select": ("train", "crossfit", "level", "metric", "alpha", "beta", "draws", "seed"),
-    "calibrate": ("score", "recall", "coverage", "risk", "delta", "alpha", "beta", "reject_cost"),
+    "calibrate": ("val", "score", "recall", "coverage", "risk", "delta", "alpha", "beta", "reject_cost"),
     "table": ("alpha", "beta"),
+    "serve": ("state", "delta", "answer_seconds"),
 }
 # An argument, alone or in a call: `crossfit=0`, `fit(…, overwrite=True)`. One letter is a parameter of a score.
 _ARGUMENT = re.compile(r"(?:(\w+)\((?:…|\.{3}), )?([a-z_]\w+)=(.*?)\)?")

@@ -27,7 +27,7 @@ from sirc.scores import (
 
 LOWEST = -sys.float_info.max
 """The confidence if none can be computed, as for an input that makes the network overflow."""
-_FEW = 64  # most rows that a GPU computes faster than their kernels are launched
+_FEW = 64  # rows: up to so many, a GPU takes longer to launch its kernels than to run them
 
 
 @final

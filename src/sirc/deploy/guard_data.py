@@ -40,7 +40,7 @@ def numbered_by(val: Any, names: Sequence[str]) -> Any:
         return val
     if isinstance(val, ImageSet):
         return val.numbered_by(names) if classes else val
-    if other := next((name for name, place in zip(classes, names, strict=False) if name != place), None):
+    if other := next((name for name, wanted in zip(classes, names, strict=False) if name != wanted), None):
         warn(
             f"the validation data number {quoted(other)} as class {classes.index(other)}, the network as "
             f"{list(names).index(other)}: a dataset that lacks a class gives other numbers to those after it. Number "

@@ -57,7 +57,7 @@ _MOST_HELD_OUT = 10_000  # most rows to hold out
 _SEED = 0  # of their random choice
 _BATCH = 8192  # stored rows read at a time
 _FEW_REJECTED = 5  # rejected validation rows; fewer cause no warning
-_NAMED = 10  # most absent classes to name
+_MOST_ABSENT = 10  # absent classes to name
 _ENSEMBLE = (
     "Ensemble of {}: the features of all stand side by side. No single layer turns them into logits, so S2 scores that "
     "need the head, `residual` and `vim`, are left out."
@@ -145,8 +145,8 @@ def guard(
     ensemble = isinstance(network, Ensemble)
     _check_score(score, ensemble)  # a name may be that of an ensemble
     if preprocess is not None or is_unprepared(train) or is_unprepared(val):
-        given, preprocess = preprocess, _chosen_preprocess(network, published, preprocess)
-        if not isinstance(given, Preprocess):
+        if not isinstance(preprocess, Preprocess):
+            preprocess = _published_preprocess(network, published, preprocess)
             show.note(_preprocess_note(preprocess))
         train, val = (one.with_transform(preprocess.test()) if is_unprepared(one) else one for one in (train, val))
     if (few := first_inputs(2, val, train)) is not None:
@@ -184,10 +184,9 @@ def guard(
         scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
     made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)
     # On a CPU large images run in small batches, which may have too few images to show a change.
-    enough = [batch for batch in batches if batch.logits is not None and len(batch.logits) >= TRIED_FIRST]
-    tried = enough[0] if enough else first_inputs(TRIED, val, train)
+    enough = (batch for batch in batches if batch.logits is not None and len(batch.logits) >= TRIED_FIRST)
     with labels_checked():  # by `_checked_rows`
-        made.calibrate(validation, images=tried, **vars(promise))
+        made.calibrate(validation, images=next(enough, None) or first_inputs(TRIED, val, train), **vars(promise))
         premise = _premise_remark(scorer, score, rows)
     _warn_of_margin(made)
     about_ensemble = _ENSEMBLE.format(len(network.members)) if isinstance(network, Ensemble) and needs_features else ""
@@ -243,12 +242,12 @@ def _opened(
             f"`val` must be data that nothing was fitted on, or nothing can be promised; it is `train`, '{train}'. "
             "Pass other images, or no `val`, or `delta=None` for an estimate without a promise"
         )
-    data = [opened(source, names) for source in (train, val)]
-    if names is None and isinstance(data[0], ImageSet) and data[0].classes:
-        names = list(data[0].classes)
+    train, val = (opened(source, names) for source in (train, val))
+    if names is None and isinstance(train, ImageSet) and train.classes:
+        names = list(train.classes)
     if names is not None:
-        data = [one.numbered_by(names) if isinstance(one, ImageSet) and one.classes else one for one in data]
-    return data[0], numbered_by(data[1], names or class_names_in(data[0])), names
+        train, val = (x.numbered_by(names) if isinstance(x, ImageSet) and x.classes else x for x in (train, val))
+    return train, numbered_by(val, names or class_names_in(train)), names
 
 
 @final
@@ -267,11 +266,10 @@ class Promise:
             return cls(0.95 if recall is None else recall, None, None if val is None else delta)
         if recall is not None:
             raise ValueError(f"give `recall` or `risk`, not both; got recall={recall:g} and risk={risk:g}")
-        if delta is None or val is None:
-            missing = "`delta`; got None. Pass 0.05, say"
-            if delta is not None:
-                missing = "`val`; got None. Pass labelled data that the model was not trained on"
-            raise ValueError(f"`risk` is a promise about new inputs, which needs {missing}")
+        new = "labelled data that the model was not trained on"
+        for name, value, way in (("delta", delta, "0.05, say"), ("val", val, new)):
+            if value is None:
+                raise ValueError(f"`risk` is a promise about new inputs, which needs `{name}`; got None. Pass {way}")
         return cls(None, risk, delta)
 
     def require_rows(self, count: int) -> None:
@@ -296,22 +294,18 @@ def _named(text: str, names: Sequence[str] | None) -> tuple[nn.Module, Preproces
         raise StoreError(re.sub(r"pass `num_classes=\d+`", counted, str(error))) from error
 
 
-def _chosen_preprocess(
-    model: nn.Module, known: Preprocess | None, given: Preprocess | Mapping[str, Any] | None
-) -> Preprocess:
-    """The preprocessing of images: as given, or as published with the given changes."""
-    if isinstance(given, Preprocess):
-        return given
+def _published_preprocess(model: nn.Module, known: Preprocess | None, changes: Mapping[str, Any] | None) -> Preprocess:
+    """The preprocessing that was published with the network, with the user's changes."""
     members = list(model.members) if isinstance(model, Ensemble) else [model]
     of_timm = [member for member in members if isinstance(getattr(member, "pretrained_cfg", None), dict)]
-    if known is None and given is None and len(of_timm) < len(members):
+    if known is None and changes is None and len(of_timm) < len(members):
         raise ValueError(
             f"images must be prepared as the model was trained; {type(model).__name__} does not say how. Pass "
             '`preprocess=…`, or for a published network `sirc.models.preprocess_of("torchvision:resnet50")`'
         )
     # Members without a published preprocessing take that of the others.
     published = [known] if known is not None else [preprocess_of(member) for member in of_timm]
-    made = shared_preprocess(published or [Preprocess()], given)
+    made = shared_preprocess(published or [Preprocess()], changes)
     if isinstance(made.resize, int) and made.crop is not None and made.crop > made.resize:
         raise ValueError(
             f"`crop` must be at most `resize`, as a larger crop has black edges; got {made.crop} and {made.resize}. "
@@ -334,7 +328,7 @@ def _preprocess_note(preprocess: Preprocess) -> str:
 def _first_run(
     model: nn.Module, few: object, head: Head | str | None, names: Sequence[str] | None, *, find: bool
 ) -> Head | str | None:
-    """Run the model on a few inputs and refuse misfits of images or classes; find its head if `find` says so."""
+    """Run the model on a few inputs; refuse it if they or the classes do not fit. Find its head if `find` says so."""
     try:
         found = _find_head(model, few, head) if find and not isinstance(head, Head) else None
         if isinstance(found, Head):  # the model ran to find it
@@ -432,7 +426,7 @@ def _hold_out(rows: KnownOutputs) -> tuple[Outputs, _Selection]:
 
 
 def _warn_of_margin(made: SelectiveClassifier) -> None:
-    """Warn if the margin for rounding keeps the threshold from rejecting most of what it would reject without one."""
+    """Warn if the margin for rounding more than halves what the threshold rejects."""
     threshold, rows = made._check_threshold(), made.calibration
     assert rows is not None
     low, high = (int((rows < value).sum()) for value in (threshold.value, threshold.value + threshold.margin))
@@ -473,6 +467,6 @@ def _validation_remark(val: object, rows: Outputs, names: Sequence[str] | None) 
     if val is None:
         return "The threshold was set on held-out training rows: the model was trained on them, and is surer of them."
     absent = sorted(set(range(rows.num_classes)) - set(rows.labels.tolist()))
-    some = [str(names[i] if names else i) for i in absent[:_NAMED]] + ["…"] * (len(absent) > _NAMED)
+    some = [str(names[i] if names else i) for i in absent[:_MOST_ABSENT]] + ["…"] * (len(absent) > _MOST_ABSENT)
     which = shorten(", ".join(some))
     return f"The validation rows lack {len(absent)} of {rows.num_classes} classes: {which}." if absent else ""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 GUARD_FILE = "guard.safetensors"
 _GRAPH_FILE, _CARD, _OTHER_CARD = "model.onnx", "README.md", "GUARD.md"
 _REPO = r"[\w.-]+/[\w.-]+"
-_SIGNED = "Written by sirc; the next push writes it anew, unless this line is gone."  # in files on the Hub: keep it
+_SIGNED = "Written by sirc; the next push writes it anew, unless this line is gone."  # cards on the Hub have it
 _HEADER = """---
 library_name: sirc
 {task}tags:

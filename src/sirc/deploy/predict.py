@@ -34,7 +34,7 @@ COLUMNS = ["path", "accepted", "label", "class", "confidence", "reason", "error"
 _DecisionRow: TypeAlias = tuple[bool, int | None, float | None, str, str]
 DecisionRows: TypeAlias = dict[int, _DecisionRow]
 """Accepted, label, confidence, reason and error, by the number of the image."""
-_PIXELS = 178_956_970  # what PIL decodes at most
+_PIXELS = 178_956_970  # the most that Pillow decodes
 
 
 def predict_folder(

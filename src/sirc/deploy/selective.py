@@ -47,7 +47,7 @@ _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, tor
 _TF32 = 1e-2  # the tolerance of convolutions in TF32 if no images can show it: TF32 has the precision of float16
 _NOTHING = nullcontext()
 TRIED = 16  # images that run again to see how much confidences change
-TRIED_FIRST = 4  # of them, run alone; the others follow unless the change is far below the tolerance
+TRIED_FIRST = 4  # of them; the others follow unless these change far less than the tolerance allows
 _MAX_OVERLAP = 0.01  # a guarantee is refused if a larger share of the calibration rows was used to fit
 
 

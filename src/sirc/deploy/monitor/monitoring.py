@@ -25,7 +25,7 @@ from sirc.metrics import as_scores, binomial_interval
 
 _VERSION = 1
 _USUAL = 1e-4  # the share by which confidences of a float32 network may change with its batch size
-_ROUNDING = 1e-6  # the share of a margin that allows for rounding when it is added or subtracted
+_ROUNDING = 1e-6  # the share of a margin that is lost or gained by rounding when it is added to a confidence
 
 
 @final
@@ -46,7 +46,7 @@ class Monitoring:
     promised_interval: tuple[float, float]
     """Contains the calibration population's acceptance rate with probability 1 − δ/2: Clopper–Pearson's interval,
     or, for a `Threshold` of least cost, that of Dvoretzky, Kiefer and Wolfowitz, valid at all thresholds at once. It
-    allows for rows that changes within the threshold's margin move across the threshold."""
+    allows for rows that cross the threshold when their confidences change within its margin."""
     e_value: float
     """The current capital of the bets against every rate in `promised_interval`."""
     p_value: float

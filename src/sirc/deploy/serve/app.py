@@ -80,7 +80,7 @@ def make_app(
         is_ready = await service.is_ready()
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
-    @app.get("/monitor", summary="Whether what comes is what was promised")
+    @app.get("/monitor", summary="Whether images are accepted at the promised rate")
     async def monitor() -> Response:
         return JSONResponse(watch.about())
 

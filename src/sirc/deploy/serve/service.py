@@ -254,7 +254,7 @@ class Metrics:
         self._accepted = counter("sirc_accepted", "Images accepted.")
         self._rejected = counter("sirc_rejected", "Images rejected.")
         self._nonfinite = counter("sirc_confidence_nonfinite", "Confidences that could not be computed.")
-        text = "Confidences; the bounds are the calibration's twentieths, where it is known, and the threshold."
+        text = "Confidences; the bounds are quantiles of the calibration, if it is known, and the threshold."
         self._confidence = Histogram("sirc_confidence", text, buckets=_buckets(model), registry=registry)
         text = "From the request's head to its answer."
         self.seconds = Histogram("sirc_request_seconds", text, buckets=_SECONDS, registry=registry)

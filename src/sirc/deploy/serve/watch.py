@@ -60,7 +60,7 @@ class Watch:
             if not self.why_not:
                 self._read_state()
             elif self._state is not None:
-                raise ValueError(f"`state` saves a monitor's state; here there is none: {self.why_not}")
+                raise ValueError(f"`state` must be left out, as no monitor runs: {self.why_not}")
             self.log = None if log is None else DecisionLog(log)
             self.write()  # an unwritable place is reported now, not while requests wait
 
@@ -185,7 +185,7 @@ def _locked(state: Path | None) -> Iterator[None]:
     if state is None or sys.platform == "win32":
         yield
         return
-    # A file of its own, as each write replaces the state. It is never deleted: another service may hold it by then.
+    # A file of its own, as each write replaces the state. It is never deleted, as another service may have locked it.
     state.parent.mkdir(parents=True, exist_ok=True)
     with open(state.with_name(f".{state.name}.lock"), "ab") as file:
         locked = try_lock(file)
@@ -256,10 +256,12 @@ class DecisionLog:
         from pyarrow.parquet import write_table
 
         with self._writing:
-            while len(self._rows) > self._written:
+            due = len(self._rows) - self._written  # later rows wait: else a busy service would write without end
+            while due > 0:
                 table = _table(self._rows[:_ROWS])
                 atomic_write(self._file, partial(write_table, table, compression="zstd"))
                 with self._lock:
+                    due -= len(table) - self._written
                     self._written = len(table)
                     if self._written == _ROWS:
                         del self._rows[:_ROWS]

@@ -86,12 +86,12 @@ def as_confidences(name: str, values: ArrayLike) -> Floats:
     """Check confidences without labels; at least one."""
     confidences: Floats = as_scores(name, values).cpu().double().numpy()
     if not len(confidences):
-        raise ValueError(f"`{name}` must hold at least one confidence; got none. Pass those of the calibration rows.")
+        raise ValueError(f"`{name}` must hold at least one confidence; got none. Pass those of some rows.")
     return confidences
 
 
 def rank_reaching(count: int, share: float) -> int:
-    """The rank of the right row, among `count`, down to which a share in (0, 1] is accepted: 19 of 20 for 0.95."""
+    """How many of `count` correct rows must be accepted to reach a share in (0, 1]: 19 of 20 for 0.95."""
     if not count:
         raise ValueError("`correct` must hold at least one True: with no right prediction there is no recall")
     return least_reaching(share, count)

@@ -30,6 +30,7 @@ async function begin() {
     const { right, wrong, outside } = about.histogram;
     const [r, w] = [right, wrong].map((counts) => counts.reduce((sum, count) => sum + count, 0));
     byId("key-wrong").hidden = !w;
+    if (!w) byId("key-right-name").textContent = "validation images"; // it may not be known which are right
     byId("outside").textContent = outside ? `${outside} of ${r + w + outside} lie outside of what is drawn.` : "";
     byId("place").hidden = false;
     byId("standing").textContent = UNMARKED;
