@@ -148,6 +148,14 @@ def test_a_missing_library_names_the_extra(monkeypatch):
         build("timm:resnet18")
 
 
+def test_the_error_of_a_broken_library_is_left_as_it_is(monkeypatch, tmp_path):
+    (tmp_path / "timm.py").write_text("raise ImportError('libgomp.so.1: cannot open shared object file')")
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match="^libgomp"):
+        build("timm:resnet18")
+
+
 def old_names(state):
     """torchvision's published DenseNets: dots before the number, no counters of batches."""
     kept = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}

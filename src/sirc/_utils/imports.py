@@ -118,5 +118,5 @@ def needing(what: str, package: str, extra: str = "vision") -> Iterator[None]:
     """Import an optional package inside; if it is not installed, the error names the extra that installs it."""
     try:
         yield
-    except ImportError as error:
+    except ModuleNotFoundError as error:  # not the error of a package that is installed but broken
         raise missing_package(what, package, extra) from error
