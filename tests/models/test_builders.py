@@ -152,7 +152,7 @@ def test_the_error_of_a_broken_library_is_left_as_it_is(monkeypatch, tmp_path):
     (tmp_path / "timm.py").write_text("raise ImportError('libgomp.so.1: cannot open shared object file')")
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ImportError, match="^libgomp"):
+    with pytest.raises(ImportError, match=r"^libgomp"):
         build("timm:resnet18")
 
 
