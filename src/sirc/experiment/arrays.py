@@ -115,9 +115,9 @@ def fit_arrays(
 ) -> Scorer:
     """Fit scores on `train`, whose rows the processes share; by default, all of `possible_specs`.
 
-    `test` and `ood` are the outputs to be scored: if they lack features that are needed, nothing is fitted. Scores are
-    tuned on `val`, labelled ID outputs that are in neither `train` nor `test`. `on_unfit` says what happens to scores
-    that cannot be fitted; see `sirc.fit`.
+    `test` and `ood` are the outputs to be scored; if they lack features, that is an error before anything is fitted.
+    Scores are tuned on `val`, labelled ID outputs that are in neither `train` nor `test`. `on_unfit` says what happens
+    to scores that cannot be fitted; see `sirc.fit`.
     """
     chosen = list(specs) if specs else possible_specs(train, test, head, val)
     if train is None and val is not None:

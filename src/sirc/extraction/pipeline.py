@@ -79,10 +79,10 @@ def extract(
     on its device in evaluation mode, and is left unchanged.
 
     Without `path` the result is an `Outputs` on the CPU. With one it is an `OutputStore`: shards of `shard_size` rows,
-    written as soon as they are ready, so memory does not grow with the data. An interrupted run continues where it
-    stopped; inside `sirc.distributed.process_group()` the processes share the shards; the store is the same either way.
-    It records the model, the data and these settings, and refuses others. All rows of a `DataLoader` are kept, even
-    those that `drop_last` drops. An iterable that cannot be indexed needs `size`, is read by one process, and cannot be
+    written as soon as they are ready, so memory does not grow with the data. The next call continues a stopped
+    one; inside `sirc.distributed.process_group()` the processes share the shards; the store is the same either way. It
+    records the model, the data and these settings, and refuses others. All rows of a `DataLoader` are kept, even those
+    that `drop_last` drops. An iterable that cannot be indexed needs `size`, is read by one process, and cannot be
     resumed: pass `overwrite=True` to read it again.
 
     Args:

@@ -167,7 +167,7 @@ class Extraction:
 
 @final
 class Shard:
-    """An unfinished shard: its rows so far, starting with those that an earlier run kept in `parts`."""
+    """An unfinished shard: its rows so far, starting with those that an earlier call kept in `parts`."""
 
     def __init__(self, items: range, number: int, parts: Parts | None = None, *, skips: bool = False) -> None:
         self.items, self.left, self.number, self.parts = items, items, number, parts
@@ -242,7 +242,7 @@ def finished(shards: Generator[Shard, None, None], finish: Callable[[Shard], _R]
     with ThreadPoolExecutor(_WRITERS) as pool, closing(shards):
         for shard in shards:
             waiting.append(pool.submit(finish, shard))
-            # No result waits, and no more than these shards are in memory.
+            # Results are passed on at once, and only these shards stay in memory.
             while waiting and (len(waiting) > _WRITERS or waiting[0].done()):
                 yield waiting.popleft().result()
         while waiting:

@@ -267,8 +267,8 @@ def _torchvision_weights(network: str, pretrained: bool | str) -> Any:
 
 
 def _unknown_weights(network: str, known: Sequence[str], wanted: str) -> ValueError:
-    listed = ", ".join(known) or "none"
-    return ValueError(f"{network} has the weights {listed}; got `{wanted}`.{closest(wanted, known)}")
+    names = ", ".join(known) or "none"
+    return ValueError(f"{network} has the weights {names}; got `{wanted}`.{closest(wanted, known)}")
 
 
 def _call_function(name: str, num_classes: int | None, pretrained: bool | str, options: dict[str, object]) -> nn.Module:

@@ -55,7 +55,7 @@ class Order:
     def batches(self, epoch: int, device: torch.device | str = "cpu") -> Iterator[tuple[Tensor, int, bool]]:
         """Yield this process's indices of each global batch, the size of that batch, and whether the indices count.
 
-        If the last batch has fewer images than there are processes, those left over get an image that does not count.
+        If the last batch has fewer images than there are processes, the others get an image that does not count.
         """
         generator = torch.Generator().manual_seed(random_key("order", self.seed, epoch))
         order = torch.randperm(self.count, generator=generator).to(device)
