@@ -98,7 +98,7 @@ def test_a_function_of_one_s_own_is_found_in_the_current_folder(mine):
         ("my_networks:number", {}, "must be a function; got a int"),
         ("my_networks:number.net", {}, "`my_networks` has no `number.net`"),
         ("my_networks:wrong", {}, "`my_networks:wrong` must return a torch.nn.Module; got a str"),
-        ("my_networks:plain", {}, "`options` must be what `my_networks:plain.*missing a required argument: 'num_cl"),
+        ("my_networks:plain", {"options": {"n": 3}}, "must be what `my_networks:plain.*'num_classes'; got n\\."),
         (
             "my_networks:fixed",
             {"options": {"depth": 3}},
