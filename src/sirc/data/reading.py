@@ -73,7 +73,7 @@ class Reader(ABC):
         """Read these rows in order. Each span starts a new batch, so any number of processes makes the same batches."""
 
     def first(self, count: int) -> object:
-        """Read the first `count` items, fewer if some are unreadable; None if all items of the dataset are."""
+        """Read the first `count` items, or the next ones if none of these can be read; None if no item can be."""
         for start in range(0, len(self), count):
             for got in self.read([range(start, min(start + count, len(self)))], workers=0):
                 if got.batch is not None:

@@ -233,8 +233,8 @@ class Experiment:
             return
         (path, name), *others = missing.items()
         more = "; also missing: " + ", ".join(f"'{place}' ({other})" for place, other in others) if others else ""
-        known = self.source(name).dataset
-        say = "Say" if ":" in known else f"See `sirc data check {known} {path}`, or say"
+        dataset = self.source(name).dataset
+        say = "Say" if ":" in dataset else f"See `sirc data check {dataset} {path}`, or say"
         raise self.error(
             _key(name),
             f"needs '{path.absolute()}', which is not there{more}. {say} where it is: `--set data.root=…` or "
