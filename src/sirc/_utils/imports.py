@@ -90,7 +90,7 @@ def _refuse_standard(name: str, module: str) -> None:
 
 
 def stored_name(name: str) -> str:
-    """The old name of a `module:function`, as earlier runs stored it: they stay valid when a module moves."""
+    """The name of a `module:function` before its module moved, which stored runs have: so they stay valid."""
     module, colon, function = name.partition(":")
     old = {new: old for old, new in _MOVED.items()}
     return f"{old.get(module, module)}{colon}{function}"
