@@ -149,7 +149,7 @@ def test_a_missing_library_names_the_extra(monkeypatch):
 
 
 def test_the_error_of_a_broken_library_is_left_as_it_is(monkeypatch, tmp_path):
-    (tmp_path / "timm.py").write_text("raise ImportError('libgomp.so.1: cannot open shared object file')")
+    (tmp_path / "timm.py").write_text("raise ImportError('libgomp.so.1: cannot open it')", encoding="utf-8")
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match=r"^libgomp"):
