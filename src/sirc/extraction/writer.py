@@ -131,12 +131,14 @@ class Extraction:
                     raise
                 shard.computed()
                 if self._empty is None:
-                    if not shard.filled:
-                        why = f"; the first: {self.lost[0].why}" if self.lost else "."
-                        raise ImageError(
-                            f"none of the first {len(shard.items)} images can be read{why} Check the path."
-                        )
-                    self._empty = Outputs._trusted(**{name: x[:0].clone() for name, x in shard.columns.items()})
+                    columns = shard.columns
+                    if not columns and shard.items.start:  # an earlier call or another process has the shards before
+                        batch = self.reader.first(2)
+                        columns = {} if batch is None else self.runner(batch)
+                    if not columns:
+                        end, why = shard.items.stop, f"; the first: {self.lost[0].why}" if self.lost else "."
+                        raise ImageError(f"none of the first {end} images can be read{why} Check the path.")
+                    self._empty = Outputs._trusted(**{name: x[:0].to("cpu", copy=True) for name, x in columns.items()})
                 yield shard
 
     def _check(self, lost: list[Unreadable]) -> None:
