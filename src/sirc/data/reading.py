@@ -49,6 +49,10 @@ class Unreadable:
         why = re.sub(r"^\[Errno \d+\] ", "", str(error))
         return cls(index, why or type(error).__name__, is_system_error(error))
 
+    def at(self, where: str) -> str:
+        """The reason, after the name of the item unless that is in it already."""
+        return self.why if where in self.why else f"{where}: {self.why}"
+
 
 @dataclass(frozen=True)
 class IndexedBatch:

@@ -132,11 +132,12 @@ def extract(
         check_repeatable(reader.dataset)
     work = Extraction(runner, reader, on_error, progress, name)
     result = work.in_memory(shard_size) if path is None else work.on_disk(path, shard_size, overwrite)
-    why = {item.index: f": {item.why}" for item in work.lost}  # known to the process that read the image
-    skipped = result.skipped if isinstance(result, OutputStore) else list(why)
+    lost = {item.index: item for item in work.lost}  # by this process and in this call
+    skipped = result.skipped if isinstance(result, OutputStore) else list(lost)
     if skipped and distributed.is_main():
         title = f"{len(skipped)} of {len(reader)} images could not be read and were skipped:"
-        progress.note(with_lines(title, [f"{reader.where(index)}{why.get(index, '')}" for index in skipped]))
+        places = [(index, reader.where(index)) for index in skipped]
+        progress.note(with_lines(title, [lost[index].at(place) if index in lost else place for index, place in places]))
     return result
 
 

@@ -82,8 +82,7 @@ class _Batches:
     def _note_unreadable(self, kind: str, images: ImageSet, lost: Sequence[Unreadable]) -> None:
         """Record unreadable images; raise if the recipe does not skip them, or if the machine failed."""
         for item in lost:
-            where = images.where(item.index)
-            why = item.why if where in item.why else f"{where}: {item.why}"
+            why = item.at(images.where(item.index))
             if not self._skip or item.fatal:
                 advice = ' Or set `on_error = "skip"` in [train], which counts and names such images.'
                 raise ImageError(f"every {kind} image must be readable; {why}{'' if item.fatal else advice}")
