@@ -240,7 +240,7 @@ def test_an_unpacking_that_was_killed_is_not_taken_for_the_whole(tmp_path, monke
         open_source(Source("imagenet1k"), root=tmp_path, split="test", preprocess=None)
     with pytest.raises(FileNotFoundError, match=r"that did so was killed.*delete the folder and '.*\.unpacking-test'"):
         open_source(Source("imagenet1k"), root=tmp_path, split="test", preprocess=None)
-    assert "a run that did so was killed" in str(check("imagenet1k", root))
+    assert "the process that did so was killed" in str(check("imagenet1k", root))
 
 
 def test_archives_are_left_alone_if_so_asked(tmp_path, monkeypatch):

@@ -321,9 +321,9 @@ def with_entry(offset, value):
 ODD = {
     "encrypted": (with_entry(6, 1), "is not unpacked: this Python cannot read it .*is encrypted"),
     "unknown compression": (with_entry(8, 99), "is not unpacked: this Python cannot read it"),
-    "file, then folder": (zipped({"a": b"1", "a/b": b"2"}), "cannot be unpacked into"),
-    "file, then deep folder": (zipped({"a": b"1", "a/b/c": b"2"}), "cannot be unpacked into"),
-    "folder, then file": (zipped({"a/b": b"2", "a": b"1"}), "cannot be unpacked into"),
+    "file, then folder": (zipped({"a": b"1", "a/b": b"2"}), "cannot be unpacked into '.*out/0/a'"),
+    "file, then deep folder": (zipped({"a": b"1", "a/b/c": b"2"}), "cannot be unpacked into '.*out/0/a/b'"),
+    "folder, then file": (zipped({"a/b": b"2", "a": b"1"}), "cannot be unpacked into '.*out/0/a'"),
 }
 
 

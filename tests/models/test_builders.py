@@ -98,7 +98,7 @@ def test_a_function_of_one_s_own_is_found_in_the_current_folder(mine):
         ("my_networks:number", {}, "must be a function; got a int"),
         ("my_networks:number.net", {}, "`my_networks` has no `number.net`"),
         ("my_networks:wrong", {}, "`my_networks:wrong` must return a torch.nn.Module; got a str"),
-        ("my_networks:plain", {}, "`options` must be what `my_networks:plain.*missing a required argument: 'num_cl"),
+        ("my_networks:plain", {"options": {"n": 3}}, "must be what `my_networks:plain.*'num_classes'; got n\\."),
         (
             "my_networks:fixed",
             {"options": {"depth": 3}},
@@ -145,6 +145,14 @@ def test_an_error_inside_one_s_own_module_is_left_as_it_is(mine):
 def test_a_missing_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ImportError, match=r"a model of timm needs timm: pip install 'torch-sirc\[vision\]'"):
+        build("timm:resnet18")
+
+
+def test_the_error_of_a_broken_library_is_left_as_it_is(monkeypatch, tmp_path):
+    (tmp_path / "timm.py").write_text("raise ImportError('libgomp.so.1: cannot open it')", encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=r"^libgomp"):
         build("timm:resnet18")
 
 

@@ -6,10 +6,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from scipy import stats
 from sklearn.metrics import roc_curve
 
 import sirc
+from sirc.data import image_folder
 from sirc.data.base import ImageSet
 from sirc.experiment.results import RunResults
 from sirc.progress import Progress, Task
@@ -413,8 +415,6 @@ class Squares(ImageSet):
         return self.count
 
     def image(self, index):
-        from PIL import Image
-
         return Image.new("RGB", self.size, (index % 256, 0, 0))
 
     def where(self, index):
@@ -433,6 +433,14 @@ def test_samples_are_the_sets_own_images_with_their_number():
     assert shown == [*picked, 0, 1]
     assert figure.axes[0].images[0].get_array().shape == (32, 32, 3)
     assert {"letters\n1,234 images", "few\n2 images"} <= set(texts(figure))
+
+
+def test_samples_leave_out_images_that_cannot_be_read(tmp_path):
+    Image.new("RGB", (8, 8), (7, 0, 0)).save(tmp_path / "good.png")
+    for name in "ab":
+        (tmp_path / f"{name}.png").write_bytes(b"not an image")
+    figure = figures.sample_images({"some": image_folder(tmp_path, labelled=False)}, count=2)
+    assert [axes.images[0].get_array()[0, 0, 0] for axes in figure.axes if axes.images] == [7]
 
 
 class Counted(Progress):

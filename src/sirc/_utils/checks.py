@@ -2,6 +2,7 @@
 
 import operator
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,14 @@ def check_path(name: str, value: str | os.PathLike[str]) -> Path:
     if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
         raise ValueError(f"`{name}` must be a path of names of at most {_LONGEST_NAME} bytes; got {quoted(str(path))}.")
     return path
+
+
+def expand_path(name: str, text: str) -> Path:
+    """Expand `~` and variables in a path; all variables must be set."""
+    expanded = os.path.expanduser(os.path.expandvars(text))
+    if unset := re.search(r"\$(\w+|\{\w+\})", expanded):
+        raise ValueError(f"`{name}` must use variables that are set; got {quoted(text)}. Set {unset[0]}.")
+    return Path(expanded)
 
 
 def check_device(value: torch.device | str) -> torch.device:

@@ -70,7 +70,7 @@ def of_process(name: str) -> str:
 
 @contextmanager
 def process_group(device: torch.device | None = None, timeout: timedelta = timedelta(days=1)) -> Iterator[None]:
-    """Join the processes that torchrun or accelerate launched, and leave them at the end; do nothing if none did.
+    """Join the processes that torchrun or accelerate launched, and leave them at the end; without these, do nothing.
 
     On CUDA they communicate over NCCL, and the current device becomes that of `LOCAL_RANK`; on a CPU, over gloo.
     Without `device`, CUDA is used if each process of this machine has its own GPU. `timeout` is how long a process
@@ -79,7 +79,7 @@ def process_group(device: torch.device | None = None, timeout: timedelta = timed
     if _joined() or not dist.is_available() or not all(os.environ.get(name) for name in _LAUNCHED):
         yield
         return
-    # Imported now: a later import would keep the group alive until the interpreter exits, and its threads would abort.
+    # Imported later, this module would keep the group alive until the interpreter exits, which its threads then abort.
     import torch.distributed.nn
 
     local = int(os.environ.get("LOCAL_RANK", "0"))

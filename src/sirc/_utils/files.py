@@ -125,7 +125,7 @@ def _open_locked(temporary: Path) -> BinaryIO | None:
     """
     file = open(temporary, "xb")  # noqa: SIM115
     if sys.platform != "win32":
-        with suppress(OSError):  # a file system without locks is not swept either
+        with suppress(OSError):  # without locks, nothing is swept
             fcntl.flock(file, fcntl.LOCK_EX)
         if not temporary.exists():
             file.close()
@@ -146,7 +146,7 @@ def _sweep_folder(folder: Path, now: float) -> None:
     for file in folder.glob(".*.tmp"):
         if (name := _TEMPORARY.fullmatch(file.name)) is None:
             continue
-        with suppress(OSError):  # such as of a file that a living writer on Windows has open
+        with suppress(OSError):  # on Windows, a living writer has its file open
             if name[1] != _computer() and file.stat().st_mtime > now - 60:
                 _SWEPT.discard(folder)
                 continue

@@ -14,7 +14,7 @@ _unusable: set[str] = set()
 
 
 def attempt(name: str, work: Callable[[], _R]) -> _R | None:
-    """The result of a kernel or a compiled function; None if it cannot run, and after such a failure."""
+    """The result of a kernel or a compiled function; None if it cannot run, or could not before."""
     if name in _unusable:
         return None
     try:

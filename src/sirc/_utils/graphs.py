@@ -19,7 +19,7 @@ Shapes: TypeAlias = tuple[object, ...]
 """The stream of a call, and the shapes, strides and types of its tensors: calls with equal ones can share a graph."""
 
 _log = logging.getLogger("sirc")
-_EAGER = 4  # calls without a graph; a function that is called a fifth time is expected to pay for recording
+_EAGER = 4  # calls without a graph: the fifth shows that recording is worth its time
 _MOST_SHAPES = 32  # limits the memory of graphs
 
 

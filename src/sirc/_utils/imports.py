@@ -77,7 +77,8 @@ def check_options(name: str, function: Callable[..., Any], options: Mapping[str,
     try:
         signature.bind(**options)
     except TypeError as error:
-        raise ValueError(f"`options` must be what `{name}{signature}` takes: {error}.") from error
+        got = ", ".join(options) or "none"
+        raise ValueError(f"`options` must be what `{name}{signature}` takes: {error}; got {got}.") from error
 
 
 def _refuse_standard(name: str, module: str) -> None:
@@ -89,7 +90,7 @@ def _refuse_standard(name: str, module: str) -> None:
 
 
 def stored_name(name: str) -> str:
-    """The old name of a `module:function`, as earlier runs stored it: they stay valid when a module moves."""
+    """The name of a `module:function` before its module moved, which stored runs have: so they stay valid."""
     module, colon, function = name.partition(":")
     old = {new: old for old, new in _MOVED.items()}
     return f"{old.get(module, module)}{colon}{function}"
@@ -118,5 +119,5 @@ def needing(what: str, package: str, extra: str = "vision") -> Iterator[None]:
     """Import an optional package inside; if it is not installed, the error names the extra that installs it."""
     try:
         yield
-    except ImportError as error:
+    except ModuleNotFoundError as error:  # not the error of a package that is installed but broken
         raise missing_package(what, package, extra) from error

@@ -22,7 +22,7 @@ def shorten(text: str, most: int = 80) -> str:
 
 
 def quoted(value: object) -> str:
-    """A value as errors quote it: its `repr`, of which at most 80 characters and the last one."""
+    """A value as errors quote it: its `repr`, cut to 80 characters but with the closing quote."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:78]}…{text[-1]}"
 

@@ -75,8 +75,8 @@ def write_noise(
     """Write the images of `Noise(count, seed)` as `images/00000.png` …; return the number of files written.
 
     The files are PNG, since JPEG would blur the noise, and have exactly the pixels of `Noise`. Complete images are
-    kept, so an interrupted run continues, and a larger `count` adds images. A folder with noise of another seed is
-    refused unless `overwrite`; a folder with other files is always refused.
+    kept, so the next call continues a stopped one, and a larger `count` adds images. A folder with noise of another
+    seed is refused unless `overwrite`; a folder with other files is always refused.
     """
     noise, folder = Noise(count, seed), Path(folder)
     _claim(folder, {"seed": noise.seed, "size": noise.size, "count": len(noise)}, overwrite)

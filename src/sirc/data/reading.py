@@ -49,6 +49,10 @@ class Unreadable:
         why = re.sub(r"^\[Errno \d+\] ", "", str(error))
         return cls(index, why or type(error).__name__, is_system_error(error))
 
+    def at(self, where: str) -> str:
+        """The reason, after the name of the item unless that is in it already."""
+        return self.why if where in self.why else f"{where}: {self.why}"
+
 
 @dataclass(frozen=True)
 class IndexedBatch:
@@ -73,7 +77,7 @@ class Reader(ABC):
         """Read these rows in order. Each span starts a new batch, so any number of processes makes the same batches."""
 
     def first(self, count: int) -> object:
-        """Read the first `count` items, fewer if some are unreadable; None if all items of the dataset are."""
+        """Read the first `count` items, or the next ones if none of these can be read; None if no item can be."""
         for start in range(0, len(self), count):
             for got in self.read([range(start, min(start + count, len(self)))], workers=0):
                 if got.batch is not None:

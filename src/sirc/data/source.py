@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
-from sirc._utils.checks import check_at_least, check_choice, check_positive, check_type
+from sirc._utils.checks import check_at_least, check_choice, check_positive, check_type, expand_path
 from sirc._utils.text import quoted
 from sirc.data.base import SPLITS, ImageSet, Transform
 from sirc.data.catalogue import benchmarks
@@ -114,7 +113,7 @@ class Source:
 def source_path(source: Source, root: Path) -> Path | None:
     """Get the path of the files, which starts from `root` if it is relative; None if no files are needed."""
     if source.path is not None:
-        return _below(root, "path", source.path)
+        return root / expand_path("path", source.path)
     if benchmark := source.benchmark:
         return None if benchmark.key == "noise" else root / benchmark.folder
     return root if _TORCHVISION.fullmatch(source.dataset) else None
@@ -124,7 +123,7 @@ def class_names(source: Source, root: Path) -> Sequence[str] | None:
     """Get the classes of a folder in the order of their numbers; None if the source does not list them."""
     if not isinstance(source.classes, str):
         return source.classes
-    path = _below(root, "classes", source.classes)
+    path = root / expand_path("classes", source.classes)
     try:
         return read_lines(path, "class")
     except OSError as error:
@@ -132,14 +131,6 @@ def class_names(source: Source, root: Path) -> Sequence[str] | None:
             f"`classes` must be a list of names, or a text file with one on each line; '{printable(path)}' cannot be "
             f"read: {error.strerror}. Its path starts from the data root."
         ) from error
-
-
-def _below(root: Path, name: str, text: str) -> Path:
-    """Expand `~` and variables in a path that starts from `root`."""
-    expanded = os.path.expanduser(os.path.expandvars(text))
-    if unset := re.search(r"\$(\w+|\{\w+\})", expanded):
-        raise ValueError(f"`{name}` must use variables that are set; got {quoted(text)}. Set {unset[0]}.")
-    return root / expanded
 
 
 def open_source(

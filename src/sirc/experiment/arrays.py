@@ -16,7 +16,7 @@ from sirc.experiment.config import DEFAULT_SPECS
 from sirc.experiment.results import RunResults
 from sirc.outputs import Head, Outputs, OutputStore, read_head, warn_of_labels
 from sirc.progress import SILENT, Progress
-from sirc.scores import Crossfit, Needs, Scorer, fit, missing_features, parse
+from sirc.scores import Crossfit, Needs, Scorer, fit, missing_features
 
 _CONFIDENCES = ("conf", "pred", "label")  # as OpenOOD saves them
 
@@ -87,17 +87,15 @@ def possible_specs(
     test: Outputs | OutputStore,
     head: Head | None,
     val: Outputs | OutputStore | None = None,
-    *,
-    among: Sequence[str] = DEFAULT_SPECS,
 ) -> list[str]:
-    """The scores, by default of the paper's and `scod`, for which the given outputs and head suffice."""
+    """The scores of the paper, and `scod`, for which the given outputs and head suffice."""
     features = all(part is None or part.num_features is not None for part in (train, test, val))
     labels = train is not None and train.layout.labels
     has = {"features": features, "train": train is not None, "labels": labels, "head": head is not None}
-    has["val"] = train is not None and val is not None
+    possible = [spec for spec in DEFAULT_SPECS if all(has[name] for name in has if getattr(Needs.of([spec]), name))]
     if not features and train is not None and train.num_features is not None:
-        among = [spec for spec in among if not parse(spec).is_default]  # its witnesses would read them
-    return [spec for spec in among if all(has[name] for name in has if getattr(Needs.of([spec]), name))]
+        possible.remove("scod")  # its witnesses would read them
+    return possible
 
 
 def fit_arrays(
@@ -115,9 +113,9 @@ def fit_arrays(
 ) -> Scorer:
     """Fit scores on `train`, whose rows the processes share; by default, all of `possible_specs`.
 
-    `test` and `ood` are the outputs to be scored: if they lack features that are needed, nothing is fitted. Scores are
-    tuned on `val`, labelled ID outputs that are in neither `train` nor `test`. `on_unfit` says what happens to scores
-    that cannot be fitted; see `sirc.fit`.
+    `test` and `ood` are the outputs to be scored; if they lack features, that is an error before anything is fitted.
+    Scores are tuned on `val`, labelled ID outputs that are in neither `train` nor `test`. `on_unfit` says what happens
+    to scores that cannot be fitted; see `sirc.fit`.
     """
     chosen = list(specs) if specs else possible_specs(train, test, head, val)
     if train is None and val is not None:

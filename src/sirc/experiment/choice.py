@@ -46,7 +46,7 @@ def rows_to_calibrate(run: Run, store: OutputStore, name: str) -> tuple[Tensor |
 @final
 @dataclass(frozen=True)
 class Choice:
-    """A score that a command chose for a model, and the images it used: the `data` of their store, and whether half."""
+    """A score that a command chose for a model, on all or half of these images; `data` is their fingerprint."""
 
     command: str
     score: str

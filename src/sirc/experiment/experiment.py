@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
+from sirc._utils.checks import expand_path
 from sirc._utils.files import PathLike, keep_text
 from sirc._utils.text import closest, shorten
 from sirc.data import Preprocess, Source, source_path
@@ -234,8 +233,8 @@ class Experiment:
             return
         (path, name), *others = missing.items()
         more = "; also missing: " + ", ".join(f"'{place}' ({other})" for place, other in others) if others else ""
-        known = self.source(name).dataset
-        say = "Say" if ":" in known else f"See `sirc data check {known} {path}`, or say"
+        dataset = self.source(name).dataset
+        say = "Say" if ":" in dataset else f"See `sirc data check {dataset} {path}`, or say"
         raise self.error(
             _key(name),
             f"needs '{path.absolute()}', which is not there{more}. {say} where it is: `--set data.root=…` or "
@@ -243,10 +242,11 @@ class Experiment:
         )
 
     def _expanded(self, keys: tuple[str, ...], text: str) -> Path:
-        expanded = os.path.expanduser(os.path.expandvars(text))
-        if left := re.search(r"\$(\w+|\{\w+\})", expanded):
-            raise self.error(keys, f"must use variables that are set; got '{text}'. Set {left[0]}.")
-        return Path(expanded)
+        name = dotted(keys)
+        try:
+            return expand_path(name, text)
+        except ValueError as error:
+            raise self.error(keys, str(error).removeprefix(f"`{name}` ")) from error
 
     def error(self, keys: tuple[str, ...], message: str) -> ConfigError:
         """An error about a setting, with its place in the TOML if the experiment was read from one."""

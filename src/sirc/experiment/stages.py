@@ -174,13 +174,13 @@ def check_outputs(experiment: Experiment, run: Run, names: Iterable[str], *, wei
         weights = str(made_by[run.head])
     unloaded = experiment.model.own and experiment.model.checkpoint is None and experiment.train is None
     name = shorten(experiment.model.name)
-    doubt = f" If `{name}` gives other weights in every process, let it load some first." if unloaded else ""
+    hint = f" If `{name}` gives other weights in every process, let it load some first." if unloaded else ""
     for path, model in made_by.items():
         if model != weights:
             only = "" if path == run.head else f" --only {path.name}"
             raise StoreError(
                 f"'{path}' comes from other weights than the network has now. Extract again: "
-                f"`sirc extract …{only} --overwrite`.{doubt}"
+                f"`sirc extract …{only} --overwrite`.{hint}"
             )
 
 
@@ -200,8 +200,8 @@ def train_run(
             f"an experiment must have a [train] table to be trained; `{experiment.name}` uses a pretrained model. "
             "Go on with `sirc extract`."
         )
-    for seed in (random.seed, np.random.seed, torch.manual_seed):  # a model may draw its initial weights from any
-        seed(run.seed)
+    for set_seed in (random.seed, np.random.seed, torch.manual_seed):  # a model may draw its initial weights from any
+        set_seed(run.seed)
     model = build(experiment)
     names = ("train", "validation" if experiment.data.validates else "test")
     images, validation = (images_of(experiment, name, augmented=True, cache=cache) for name in names)

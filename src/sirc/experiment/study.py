@@ -177,7 +177,7 @@ class _Worker:
 
     @contextmanager
     def step(self, name: str, *stages: Stage) -> Iterator[bool]:
-        """Record one step, whose name ends in its kind; give whether its stages are done, and `redo` lacks the kind."""
+        """Record one step, whose name ends in its kind; yield True if its stages are done and not in `redo`."""
         done = name.rpartition(" ")[2] not in self.redo and all(stage.is_done() for stage in stages)
         if done:
             self.progress.note(f"{name}: there already")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # sirc's functions are listed one by one, as others in its modules would call whatever their options name.
 _MODELS = re.compile(r"timm:[\w.-]+|torchvision:\w+|sirc\.(models\.)?small:(resnet|densenet)")
 _OWN_DATASETS = re.compile(r"[^:]+|sirc\.data\.glyphs:(letters|greek|cyrillic|digits|handwritten|photos|noise)")
-_FILE_OPTIONS = {"checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}  # timm reads such files
+_FILE_OPTIONS = {"checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}  # paths that timm reads
 
 
 def is_own(dataset: str) -> bool:

@@ -79,10 +79,10 @@ def extract(
     on its device in evaluation mode, and is left unchanged.
 
     Without `path` the result is an `Outputs` on the CPU. With one it is an `OutputStore`: shards of `shard_size` rows,
-    written as soon as they are ready, so memory does not grow with the data. An interrupted run continues where it
-    stopped; inside `sirc.distributed.process_group()` the processes share the shards; the store is the same either way.
-    It records the model, the data and these settings, and refuses others. All rows of a `DataLoader` are kept, even
-    those that `drop_last` drops. An iterable that cannot be indexed needs `size`, is read by one process, and cannot be
+    written as soon as they are ready, so memory does not grow with the data. The next call continues a stopped
+    one; inside `sirc.distributed.process_group()` the processes share the shards; the store is the same either way. It
+    records the model, the data and these settings, and refuses others. All rows of a `DataLoader` are kept, even those
+    that `drop_last` drops. An iterable that cannot be indexed needs `size`, is read by one process, and cannot be
     resumed: pass `overwrite=True` to read it again.
 
     Args:
@@ -132,11 +132,12 @@ def extract(
         check_repeatable(reader.dataset)
     work = Extraction(runner, reader, on_error, progress, name)
     result = work.in_memory(shard_size) if path is None else work.on_disk(path, shard_size, overwrite)
-    why = {item.index: f": {item.why}" for item in work.lost}  # known to the process that read the image
-    skipped = result.skipped if isinstance(result, OutputStore) else list(why)
+    lost = {item.index: item for item in work.lost}  # by this process and in this call
+    skipped = result.skipped if isinstance(result, OutputStore) else list(lost)
     if skipped and distributed.is_main():
         title = f"{len(skipped)} of {len(reader)} images could not be read and were skipped:"
-        progress.note(with_lines(title, [f"{reader.where(index)}{why.get(index, '')}" for index in skipped]))
+        places = [(index, reader.where(index)) for index in skipped]
+        progress.note(with_lines(title, [lost[index].at(place) if index in lost else place for index, place in places]))
     return result
 
 

@@ -131,12 +131,14 @@ class Extraction:
                     raise
                 shard.computed()
                 if self._empty is None:
-                    if not shard.filled:
-                        why = f"; the first: {self.lost[0].why}" if self.lost else "."
-                        raise ImageError(
-                            f"none of the first {len(shard.items)} images can be read{why} Check the path."
-                        )
-                    self._empty = Outputs._trusted(**{name: x[:0].clone() for name, x in shard.columns.items()})
+                    columns = shard.columns
+                    if not columns and shard.items.start:  # an earlier call or another process has the shards before
+                        batch = self.reader.first(2)
+                        columns = {} if batch is None else self.runner(batch)
+                    if not columns:
+                        end, why = shard.items.stop, f"; the first: {self.lost[0].why}" if self.lost else "."
+                        raise ImageError(f"none of the first {end} images can be read{why} Check the path.")
+                    self._empty = Outputs._trusted(**{name: x[:0].to("cpu", copy=True) for name, x in columns.items()})
                 yield shard
 
     def _check(self, lost: list[Unreadable]) -> None:
@@ -167,7 +169,7 @@ class Extraction:
 
 @final
 class Shard:
-    """An unfinished shard: its rows so far, starting with those that an earlier run kept in `parts`."""
+    """An unfinished shard: its rows so far, starting with those that an earlier call kept in `parts`."""
 
     def __init__(self, items: range, number: int, parts: Parts | None = None, *, skips: bool = False) -> None:
         self.items, self.left, self.number, self.parts = items, items, number, parts
@@ -242,7 +244,7 @@ def finished(shards: Generator[Shard, None, None], finish: Callable[[Shard], _R]
     with ThreadPoolExecutor(_WRITERS) as pool, closing(shards):
         for shard in shards:
             waiting.append(pool.submit(finish, shard))
-            # No result waits, and no more than these shards are in memory.
+            # Results are passed on at once, and only these shards stay in memory.
             while waiting and (len(waiting) > _WRITERS or waiting[0].done()):
                 yield waiting.popleft().result()
         while waiting:

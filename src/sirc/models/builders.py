@@ -131,7 +131,7 @@ def check_settings(
 
 
 def preprocess_of(model: str | nn.Module, pretrained: bool | str = True) -> Preprocess:
-    """Get the preprocessing that timm or torchvision publishes for a model: by its name, or of a model made by timm."""
+    """Get the published preprocessing of a model: by its name in timm or torchvision, or of one that timm made."""
     if isinstance(model, Ensemble):
         return shared_preprocess([preprocess_of(member) for member in model.members])
     if isinstance(model, nn.Module):
@@ -267,8 +267,8 @@ def _torchvision_weights(network: str, pretrained: bool | str) -> Any:
 
 
 def _unknown_weights(network: str, known: Sequence[str], wanted: str) -> ValueError:
-    listed = ", ".join(known) or "none"
-    return ValueError(f"{network} has the weights {listed}; got `{wanted}`.{closest(wanted, known)}")
+    names = ", ".join(known) or "none"
+    return ValueError(f"{network} has the weights {names}; got `{wanted}`.{closest(wanted, known)}")
 
 
 def _call_function(name: str, num_classes: int | None, pretrained: bool | str, options: dict[str, object]) -> nn.Module:

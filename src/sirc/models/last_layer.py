@@ -46,44 +46,44 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
             "`sirc.extract` take the features of all its members; for scores that need a head, use one member, "
             "`ensemble.members[0]`."
         )
-    runs, output = _watch(model, example)
+    calls, output = _watch(model, example)
     logits = model_logits(output)
     if len(logits) == 0:
         raise ValueError("`example` must hold at least one input; got an empty batch. Pass a batch of two.")
     if name is not None:
         layer = linear_layer(model, name)
-        last = next((run for run in runs if run.layer is layer), None)
+        last = next((call for call in calls if call.layer is layer), None)
         if last is None:
-            raise ValueError(f"Layer {name!r} must run when the model does; it did not. {_ran(runs)}")
+            raise ValueError(f"Layer {name!r} must run when the model does; it did not. {_ran(calls)}")
         if last.rows is None:
             raise ValueError(not_rows(name, last.shape))
         if last.rows[1].shape != logits.shape:
             raise ValueError(
                 f"Layer {name!r} must give the shape of the model's logits, {tuple(logits.shape)}; "
-                f"it gave {tuple(last.rows[1].shape)}. {_ran(runs)}"
+                f"it gave {tuple(last.rows[1].shape)}. {_ran(calls)}"
             )
         alone = torch.equal(last.rows[1].to(logits), logits)
         return (None if alone else _around(model, last, logits)) or _head_of(layer, name)
-    for run in runs:
-        if run.rows is not None and torch.equal(run.rows[1].to(logits), logits):
-            if run is not (last := next(other for other in runs if other.layer is run.layer)):
+    for call in calls:
+        if call.rows is not None and torch.equal(call.rows[1].to(logits), logits):
+            if call is not (last := next(other for other in calls if other.layer is call.layer)):
                 raise ValueError(
-                    "The head must run last for the logits, since the features are caught at its last run; "
-                    f"{run.name!r} runs again, on {last.shape}. Let the model call it once, or call a copy otherwise."
+                    "The head must run last for the logits, since the features of its last run are taken; "
+                    f"{call.name!r} runs again, on {last.shape}. Let the model call it once, or copies of it elsewhere."
                 )
-            head = _head_of(run.layer, run.name)
-            if not _gives(head, *run.rows):
+            head = _head_of(call.layer, call.name)
+            if not _gives(head, *call.rows):
                 raise ValueError(
-                    f"The head must compute W z + b; {run.name!r}, a {type(run.layer).__name__}, gives the model's "
+                    f"The head must compute W z + b; {call.name!r}, a {type(call.layer).__name__}, gives the model's "
                     f"output, but not from its weight and bias alone. {_BY_HAND}"
                 )
             return head
-    for run in runs:
-        if around := _around(model, run, logits):
+    for call in calls:
+        if around := _around(model, call, logits):
             return around
     if logits.isnan().any():
         raise ValueError("The model must give numbers for `example`; it gave NaN. Check the inputs and the weights.")
-    raise ValueError(_no_head(runs, logits))
+    raise ValueError(_no_head(calls, logits))
 
 
 def features_at(model: nn.Module, example: object, *, name: str | None = None) -> Head | str:
@@ -126,8 +126,8 @@ def is_whole(model: nn.Module, head: Head) -> bool:
 
 
 @dataclass(frozen=True)
-class _Run:
-    """One execution of a linear layer: its input's shape, and (input, output) if they have one row for each sample."""
+class _Call:
+    """A call of a linear layer: its input's shape, and (input, output) if they have one row for each sample."""
 
     name: str
     layer: LinearLayer
@@ -135,9 +135,9 @@ class _Run:
     rows: tuple[Tensor, Tensor] | None
 
 
-def _watch(model: nn.Module, example: object) -> tuple[list[_Run], object]:
-    """Run the model once; return the executions of its linear layers, the last first, and its output."""
-    runs: list[_Run] = []
+def _watch(model: nn.Module, example: object) -> tuple[list[_Call], object]:
+    """Run the model once; return the calls of its linear layers, the last first, and its output."""
+    calls: list[_Call] = []
 
     def record(
         name: str, layer: LinearLayer, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: object
@@ -148,7 +148,7 @@ def _watch(model: nn.Module, example: object) -> tuple[list[_Run], object]:
         outputs = as_rows(output, K) if isinstance(output, Tensor) else None
         # Cloned, since later code may work in place: x = fc(x); x /= temperature.
         rows = None if features is None or outputs is None else (features.clone(), outputs.clone())
-        runs.append(_Run(name, layer, tuple(inputs.shape), rows))
+        calls.append(_Call(name, layer, tuple(inputs.shape), rows))
 
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
@@ -159,7 +159,7 @@ def _watch(model: nn.Module, example: object) -> tuple[list[_Run], object]:
             if is_linear_layer(layer):
                 stack.enter_context(layer.register_forward_hook(partial(record, name), with_kwargs=True))
         output = call_model(model, copy_of(example))
-    return runs[::-1], output
+    return calls[::-1], output
 
 
 def _head_of(layer: LinearLayer, name: str) -> Head:
@@ -176,43 +176,43 @@ def _gives(head: Head, features: Tensor, outputs: Tensor) -> bool:
     return not bool(((z @ W.T + b - outputs).abs() > tolerance).any())
 
 
-def _around(model: nn.Module, run: _Run, logits: Tensor) -> Head | None:
+def _around(model: nn.Module, call: _Call, logits: Tensor) -> Head | None:
     """Find W and b of a layer and its adapter, such as LoRA, by calling the module that holds both."""
-    module = model.get_submodule(run.name.rpartition(".")[0])
-    if module is model or run.rows is None or run.rows[1].shape != logits.shape:
+    module = model.get_submodule(call.name.rpartition(".")[0])
+    if module is model or call.rows is None or call.rows[1].shape != logits.shape:
         return None
-    z = run.rows[0]
+    z = call.rows[0]
     with evaluating(model), suppress(Exception):  # a module that takes something else may raise anything
         if torch.equal(module(z).to(logits), logits):
             b, columns = module(torch.zeros_like(z[:1]))[0], module(torch.eye(z.shape[1]).to(z))
-            head = Head((columns - b).T.contiguous(), b, run.name)
+            head = Head((columns - b).T.contiguous(), b, call.name)
             return head if _gives(head, z, logits) else None
     return None
 
 
-def _no_head(runs: list[_Run], logits: Tensor) -> str:
+def _no_head(calls: list[_Call], logits: Tensor) -> str:
     """Explain why no layer was found, what ran, and what to do."""
     hints = []
-    for run in runs:
-        if run.rows is None and layer_size(run.layer)[0] == logits.shape[1]:
-            hints.append(not_rows(run.name, run.shape))
-        elif run.rows is not None and run.rows[1].shape == logits.shape:
+    for call in calls:
+        if call.rows is None and layer_size(call.layer)[0] == logits.shape[1]:
+            hints.append(not_rows(call.name, call.shape))
+        elif call.rows is not None and call.rows[1].shape == logits.shape:
             for end in (torch.softmax, torch.log_softmax):
-                if torch.allclose(end(run.rows[1].double(), -1), logits.double(), rtol=1e-2, atol=1e-6):
-                    hints.append(f"The model ends with a {end.__name__} of {run.name!r}: pass the network without it.")
+                if torch.allclose(end(call.rows[1].double(), -1), logits.double(), rtol=1e-2, atol=1e-6):
+                    hints.append(f"The model ends with a {end.__name__} of {call.name!r}: pass the network without it.")
     return (
         "A model must end in an nn.Linear or 1×1 nn.Conv2d that gives its output, "
-        f"{tuple(logits.shape)}; this one does not. {_ran(runs)} {''.join(hint + ' ' for hint in hints[:2])}"
+        f"{tuple(logits.shape)}; this one does not. {_ran(calls)} {''.join(hint + ' ' for hint in hints[:2])}"
         "Let the network end in such a layer, or name the one that it has, `head=…`, or "
         '`find_head(model, example, name="…")`, or pass its arrays, `sirc.Head(W, b)`.'
     )
 
 
-def _ran(runs: list[_Run]) -> str:
-    if not runs:
+def _ran(calls: list[_Call]) -> str:
+    if not calls:
         return "No linear layer ran (calls of F.linear and scripted models cannot be seen)."
-    sizes = [(run, *layer_size(run.layer)) for run in runs[3::-1]]
-    layers = ", ".join(f"{run.name!r} ({L} → {K}, on {run.shape})" for run, K, L in sizes)
+    sizes = [(call, *layer_size(call.layer)) for call in calls[3::-1]]
+    layers = ", ".join(f"{call.name!r} ({L} → {K}, on {call.shape})" for call, K, L in sizes)
     return f"The last linear layers that ran: {layers}."
 
 

@@ -32,7 +32,7 @@ def random_key(use: Literal["order", "image", "boxes", "network"], *numbers: int
 def training_transform(augment: Augment, preprocess: Preprocess) -> Callable[[Image], Tensor]:
     """Make the transform of one image to uint8 (3, H, W), which draws from torch's default generator.
 
-    The device normalises the images: uint8 is a quarter of the transfer that floats would be.
+    Images are normalised on the device: floats would be four times as many bytes to transfer.
     """
     from torchvision.transforms import InterpolationMode, v2
 

@@ -55,7 +55,7 @@ class Order:
     def batches(self, epoch: int, device: torch.device | str = "cpu") -> Iterator[tuple[Tensor, int, bool]]:
         """Yield this process's indices of each global batch, the size of that batch, and whether the indices count.
 
-        If the last batch has fewer images than there are processes, those left over get an image that does not count.
+        If the last batch has fewer images than there are processes, the others get an image that does not count.
         """
         generator = torch.Generator().manual_seed(random_key("order", self.seed, epoch))
         order = torch.randperm(self.count, generator=generator).to(device)
@@ -82,8 +82,7 @@ class _Batches:
     def _note_unreadable(self, kind: str, images: ImageSet, lost: Sequence[Unreadable]) -> None:
         """Record unreadable images; raise if the recipe does not skip them, or if the machine failed."""
         for item in lost:
-            where = images.where(item.index)
-            why = item.why if where in item.why else f"{where}: {item.why}"
+            why = item.at(images.where(item.index))
             if not self._skip or item.fatal:
                 advice = ' Or set `on_error = "skip"` in [train], which counts and names such images.'
                 raise ImageError(f"every {kind} image must be readable; {why}{'' if item.fatal else advice}")

@@ -64,7 +64,7 @@ class RunFiles:
             return None
         tensors, history = self._read(self.weights)
         model.load_state_dict(tensors)
-        self.checkpoint.unlink(missing_ok=True)  # left if the run was killed before it deleted it
+        self.checkpoint.unlink(missing_ok=True)  # left if training was killed before it did this
         return history
 
     def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Epoch]:

@@ -93,8 +93,8 @@ def train(
     if history:
         progress.note(f"{name}: resuming after epoch {len(history)} of {recipe.epochs}")
     with distributed.failing_together():
-        processes = accelerator.process_index, accelerator.num_processes, accelerator.device
-        order = Order(len(images), recipe.batch_size, seed, *processes)
+        share = accelerator.process_index, accelerator.num_processes
+        order = Order(len(images), recipe.batch_size, seed, *share, accelerator.device)
         arguments = images, validation, order, recipe, preprocess
         on_device = recipe.cache == "device"
         batches = DeviceBatches(*arguments, progress, cache) if on_device else LoaderBatches(*arguments)

@@ -70,7 +70,7 @@ def try_compile(
 
 @contextmanager
 def step_undone(model: nn.Module) -> Iterator[None]:
-    """Train inside; at the end undo what that changed: gradients, buffers, random numbers."""
+    """Allow a trial step inside, and undo what it changes: gradients, buffers, random numbers."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.train()
     try:

@@ -152,7 +152,7 @@ def unfinished_unpacking(path: Path, split: Split) -> str | None:
     if not mark.exists():
         return None
     return (
-        f"'{printable(path / split.folders[0])}' is being unpacked, or a run that did so was killed. "
+        f"'{printable(path / split.folders[0])}' is being unpacked, or the process that did so was killed. "
         f"If it was killed, delete the folder and '{printable(mark)}', and open the dataset again."
     )
 

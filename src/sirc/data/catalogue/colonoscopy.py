@@ -51,8 +51,8 @@ def fetch_colonoscopy(
 ) -> ColonoscopyFrames:
     """Fetch the first `videos` NBI videos of each lesion into `folder/videos`, and their frames into `folder/images`.
 
-    An interrupted run continues: complete videos are not fetched again, and only those with missing frames are decoded
-    again. An error lists the videos that cannot be decoded, after all others are done.
+    The next call continues a stopped one: complete videos are not fetched again, and only those with missing frames are
+    decoded again. An error lists the videos that cannot be decoded, after all others are done.
     """
     folder, videos = Path(folder), check_positive("videos", videos)
     _av()  # fail before the downloads, not after them
@@ -69,7 +69,7 @@ def fetch_colonoscopy(
                 video = folder / "videos" / f"{name}.mp4"
                 url = f"{base.rstrip('/')}/{lesion}/{case}/videos/NBI.mp4"
                 download(url, video, progress=progress)
-                _remove_frames(folder, name)  # those of a killed run, or of another version of the video
+                _remove_frames(folder, name)  # those of a killed call, or of another version of the video
                 try:
                     count = write_frames(video, folder / "images", name, progress=progress)
                 except ImageError as error:
@@ -113,7 +113,7 @@ def write_frames(video: PathLike, folder: PathLike, name: str, *, progress: Prog
 
 
 def _finished(folder: Path, name: str, done: Path) -> int | None:
-    """Get the number of frames of a video if an earlier run wrote them all and they still exist, else None."""
+    """Get the number of frames of a video if an earlier call wrote them all and they still exist, else None."""
     try:
         count = int(json.loads(done.read_text(encoding="utf-8"))["frames"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -63,8 +63,8 @@ def _unpack_member(archive: Path, member: str, folder: Path, progress: Progress)
     except (*_DAMAGED, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # errors of `gzip` and `bz2` have no number
             raise DownloadError(
-                f"'{printable(archive)}' cannot be unpacked into '{printable(folder)}': {error.strerror}. Solve that, "
-                "and run this again."
+                f"'{printable(archive)}' cannot be unpacked into '{printable(error.filename or folder)}': "
+                f"{error.strerror}. Solve that, and run this again."
             ) from error
         raise DownloadError(
             f"'{printable(archive)}' is not a complete archive ({first_line(error).rstrip(':')}). Delete it, and run "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +15,7 @@ import numpy as np
 from sirc._utils.checks import check_at_least, check_positive
 from sirc._utils.files import PathLike, atomic_write
 from sirc.data import ImageSet
+from sirc.errors import ImageError
 from sirc.evaluation import Evaluation
 from sirc.progress import SILENT, Progress
 from sirc.report.figures.comparisons import changes, risks, separation, sweeps
@@ -232,9 +234,14 @@ def sample_images(images: Mapping[str, ImageSet], *, count: int = 8, seed: int =
     for row, (name, some) in zip(axes, images.items(), strict=True):
         for panel in row:
             panel.set_axis_off()
-        picked = np.random.default_rng(seed).permutation(len(some))[:count]
-        for panel, number in zip(row, np.sort(picked), strict=False):
-            panel.imshow(_square(some.image(int(number))), interpolation="nearest")
+        squares = {}
+        for number in np.random.default_rng(seed).permutation(len(some)).tolist():
+            with suppress(ImageError):  # the study skipped it too
+                squares[number] = _square(some.image(number))
+            if len(squares) == count:
+                break
+        for panel, number in zip(row, sorted(squares), strict=False):
+            panel.imshow(squares[number], interpolation="nearest")
         row[0].annotate(
             f"{literal(name, 20)}\n{len(some):,} images",
             (0, 0.5),
