@@ -77,7 +77,7 @@ def check_options(name: str, function: Callable[..., Any], options: Mapping[str,
     try:
         signature.bind(**options)
     except TypeError as error:
-        raise ValueError(f"`options` must be what `{name}{signature}` takes: {error}.") from error
+        raise ValueError(f"`options` must be what `{name}{signature}` takes: {shorten(str(error))}.") from error
 
 
 def _refuse_standard(name: str, module: str) -> None:
