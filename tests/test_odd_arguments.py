@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 import sirc
 from sirc import deploy, functional, threshold
 from sirc.cli import app
-from sirc.data import Glyphs, Noise, Preprocess, benchmark, file_list, image_folder
+from sirc.data import Glyphs, Noise, Preprocess, Source, benchmark, file_list, image_folder, open_source
 from sirc.deploy.onnx import OnnxGraph
 from sirc.deploy.serve import make_app
+from sirc.experiment import Experiment
+from sirc.report.figures import figures
 from sirc.report.tables import table
 
 ODD = {
@@ -200,6 +202,7 @@ def test_odd_arguments_are_refused_in_words(name, attack):
 
 
 LONG = "x" * 9000
+DEMO = Path(sirc.__file__).parent / "experiment" / "demo" / "glyphs_resnet.toml"
 QUOTING = {
     "select": lambda: sirc.select(SCORER, ROWS, {"far": OOD}, metric=LONG),
     "pool": lambda: sirc.evaluate(SCORER, ROWS, ood={"far": OOD}, pool=LONG),
@@ -234,6 +237,16 @@ QUOTING = {
     "outputs to save": lambda: ROWS.save(f"{LONG}.npz"),
     "folder": lambda: image_folder(LONG),
     "guard": lambda: sirc.load_guard(LONG, MODEL),
+    "scores to choose from": lambda: sirc.select({LONG: (CONFIDENCE, CORRECT)}),
+    "columns of a table": lambda: table(EVALUATION.table.rename(columns={"value": LONG})),
+    "columns of a run": lambda: sirc.combine([EVALUATION.table.rename(columns={"value": LONG})]),
+    "formats": lambda: figures([], "figures", formats=[LONG]),
+    "a stored threshold": lambda: threshold.Threshold.from_dict({LONG: 1}),
+    "options": lambda: open_source(Source("sirc.data.glyphs:letters", options={LONG: 1}), root=Path(), preprocess=None),
+    "a key to set": lambda: Experiment.read(DEMO, [f"train.{LONG}=1"]),
+    "a value to set": lambda: Experiment.read(DEMO, [f"train.epochs={LONG}"]),
+    "no setting": lambda: Experiment.read(DEMO, [LONG]),
+    "seeds": lambda: Experiment.read(DEMO, [f"seeds={[1] * 3000}"]),
 }
 
 

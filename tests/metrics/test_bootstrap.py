@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sirc
-from sirc.metrics import all_metrics
+from sirc.metrics import all_metrics, lower_is_better
 from sirc.metrics import bootstrap as resample
 from sirc.metrics.bootstrap import ResampledScore, bootstrap_metrics, draw_counts
 from support.examples import examples
@@ -273,9 +273,8 @@ def test_a_better_score_wins_by_every_metric_and_a_worse_one_loses():
         "msp", method="bootstrap", draws=100
     )
     for row in table.itertuples():
-        higher_is_better = row.metric == "auroc"
         better = row.score == "better"
-        assert (row.difference > 0) == (higher_is_better == better)
+        assert (row.difference > 0) == (lower_is_better(row.metric) != better)
         assert row.low <= row.high
         assert row.wins > 0.95 if better else row.wins < 0.05
         if row.metric in ("auroc", "aurr", "augrc"):

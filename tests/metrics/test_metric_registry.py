@@ -19,8 +19,9 @@ from support.report_reader import read_page
 
 
 @pytest.fixture
-def toys():
+def toys(monkeypatch):
     """A metric of the mixture at a recall, and one of separation of which higher is better."""
+    monkeypatch.setattr(registry, "REGISTRY", dict(REGISTRY))
 
     @metric(title="Toy", lower_is_better=True, unit="×10²")
     def toy(ranking, recall, alpha, beta):
@@ -29,9 +30,6 @@ def toys():
     @metric(title="Gini", lower_is_better=False, unit="%")
     def gini(ranking, negative):
         return 2 * ranking.auroc(negative) - 1
-
-    yield
-    del REGISTRY["toy"], REGISTRY["gini"]
 
 
 def arrays(n=300, seed=0):

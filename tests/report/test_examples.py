@@ -20,6 +20,6 @@ PUBLIC = {
 def test_the_example_comes_out_as_written(name):
     value = PUBLIC[name]
     (test,) = doctest.DocTestFinder(recurse=False).find(value, name, module=False, globs={})
-    assert test.examples
+    assert test.examples, f"the docstring of {name} must have an example, lines that start with >>>"
     failed, _ = doctest.DocTestRunner().run(test)
     assert not failed

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from typer import Argument, Option
 
+from sirc._utils.text import quoted, shorten
 from sirc.cli.console import result, say
 from sirc.cli.options import Host, QuietRequests, refuse_unused
 from sirc.errors import ConfigError, StoreError
@@ -203,7 +204,7 @@ def _read_parquet(path: Path, column: str) -> pd.DataFrame:
 
 def _require_column(path: Path, column: str, names: Sequence[str]) -> None:
     if column not in names:
-        raise ConfigError(f"`--column` must be one of '{path}', {', '.join(names)}; got '{column}'.")
+        raise ConfigError(f"`--column` must be one of '{path}', {shorten(', '.join(names))}; got {quoted(column)}.")
 
 
 def _is_of_predict(path: Path) -> bool:

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from sirc._utils.checks import check_type, iterates
 from sirc._utils.files import PathLike
-from sirc._utils.text import quoted
+from sirc._utils.text import quoted, shorten
 from sirc.data import DatasetReader, Preprocess, printable, read_image
 from sirc.deploy.predict import COLUMNS, Decider, DecisionRows
 from sirc.deploy.selective import SelectiveClassifier
@@ -74,7 +74,8 @@ class DecideImages:
         kept = [name for name in batch if name not in columns] if self.keep is None else self.keep
         missing = [name for name in kept if name not in batch] if columns else ["` or `".join(self.columns)]
         if missing:
-            raise ValueError(f"batches must have a column `{missing[0]}`; these have {', '.join(map(str, batch))}")
+            has = shorten(", ".join(map(str, batch)))
+            raise ValueError(f"batches must have a column `{missing[0]}`; these have {has}")
         if clash := [name for name in kept if name in COLUMNS[1:]]:
             raise ValueError(
                 f"decisions have a column `{clash[0]}` of their own, and these batches have one too. Rename it, or "

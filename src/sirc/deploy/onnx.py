@@ -291,7 +291,7 @@ class OnnxGraph:
         """Decide, and give the reasons as `SelectiveClassifier.explain` does; None in graphs of earlier versions."""
         named = batch if isinstance(batch, Mapping) else {"images": batch}
         if not set(self.inputs) <= set(named):
-            raise ValueError(f"the graph takes {', '.join(self.inputs)}; got {', '.join(map(str, named))}")
+            raise ValueError(f"the graph takes {', '.join(self.inputs)}; got {shorten(', '.join(map(str, named)))}")
         given = {taken.name: _fitting(taken, named[taken.name]) for taken in self.takes}
         for name, values in given.items():
             check_same_length(name, values, self.inputs[0], given[self.inputs[0]])

@@ -15,7 +15,7 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_device, check_type, iterates
 from sirc._utils.files import PathLike
-from sirc._utils.text import quoted
+from sirc._utils.text import quoted, shorten
 from sirc.evaluation import error_bars
 from sirc.evaluation.error_bars import Method
 from sirc.evaluation.inputs import (
@@ -304,8 +304,8 @@ def combine(runs: Sequence[Tabulated | pd.DataFrame]) -> pd.DataFrame:
     for run in runs:
         table = run.table if isinstance(run, Tabulated) else run
         if not isinstance(table, pd.DataFrame) or not set(COLUMNS) <= set(table.columns):
-            got = ", ".join(map(str, table.columns)) if isinstance(table, pd.DataFrame) else type(table).__name__
-            raise ValueError(f"a run must be an evaluation, or a table with {', '.join(COLUMNS)}; got {got}")
+            got = ", ".join(map(str, table)) if isinstance(table, pd.DataFrame) else type(table).__name__
+            raise ValueError(f"a run must be an evaluation, or a table with {', '.join(COLUMNS)}; got {shorten(got)}")
         tables += [part for _, part in table.groupby("seed")] if "seed" in table.columns else [table]
     if not tables:
         raise ValueError("`runs` must hold at least one evaluation; got none")

@@ -10,7 +10,7 @@ from typing import final
 
 from sirc._utils.checks import expand_path
 from sirc._utils.files import PathLike, keep_text
-from sirc._utils.text import closest, shorten
+from sirc._utils.text import closest, quoted, shorten
 from sirc.data import Preprocess, Source, source_path
 from sirc.errors import ConfigError
 from sirc.experiment.config import Data, Extract, Fit, Model, Reported, check_folder_name
@@ -94,13 +94,14 @@ class Experiment:
         check_folder_name("name", self.name)
         if not self.out:
             raise ValueError("`out` must be a folder; got an empty string. Leave it out for `runs`.")
+        seeds = quoted(list(self.seeds))
         if len(set(self.seeds)) < len(self.seeds) or any(not 0 <= seed < 2**32 for seed in self.seeds):
-            raise ValueError(f"`seeds` must be distinct whole numbers from 0 to 2³² − 1; got {list(self.seeds)}.")
+            raise ValueError(f"`seeds` must be distinct whole numbers from 0 to 2³² − 1; got {seeds}.")
         known = {str(parse(text)) for text in self.fit.specs}
         for text in self.report.specs:
             if str(parse(text)) not in known:
                 raise ValueError(
-                    f"`report.specs` must be among `fit.specs`; `{text}` is not. Add it there, or drop it."
+                    f"`report.specs` must be among `fit.specs`; `{shorten(text)}` is not. Add it there, or drop it."
                 )
         needy = [spec for spec in self.fit.specs if Needs.of([spec]).val]
         if needy and not self.data.validates:
@@ -126,9 +127,7 @@ class Experiment:
                 crop_size(self.preprocess)
             return
         if self.seeds:
-            raise ValueError(
-                f"`seeds` must be left out without a [train] table, as nothing is random; got {list(self.seeds)}."
-            )
+            raise ValueError(f"`seeds` must be left out without a [train] table, as nothing is random; got {seeds}.")
         if not (self.model.pretrained or self.model.checkpoint is not None or self.model.own):
             raise ValueError(
                 "`model` must be pretrained or have a checkpoint where there is no [train] table; it has neither. "

@@ -188,8 +188,8 @@ def read_results(path: PathLike) -> pd.DataFrame:
         return table.assign(**names, seed=table["seed"].astype(int), **numbers)
     except ValueError as error:
         raise ValueError(
-            f"'{path}' must be a CSV table with the columns {', '.join(SCHEMA)}; {str(error).strip()}. Make it with "
-            "`sirc run` or `sirc evaluate`."
+            f"'{path}' must be a CSV table with the columns {', '.join(SCHEMA)}; {shorten(str(error).strip(), 120)}. "
+            "Make it with `sirc run` or `sirc evaluate`."
         ) from error
 
 

@@ -132,21 +132,21 @@ class Document:
 
     def error(self, keys: Keys, message: str) -> ConfigError:
         """Make an error about a key that begins with its place."""
-        return ConfigError(f"{self.where(keys)}: {f'`{dotted(keys)}` ' if keys else ''}{message}")
+        return ConfigError(f"{self.where(keys)}: {f'`{shorten(dotted(keys))}` ' if keys else ''}{message}")
 
     def where(self, keys: Keys) -> str:
         """The place of a key: `file:line`, or the `--set` that set it, or the file if neither has the key."""
         names = tuple(key for key in keys if isinstance(key, str))
-        for path, text in reversed(self.overrides):
+        for path, said in reversed(self.overrides):
             if path == names[: len(path)]:
-                return f"--set {text}"
+                return said
         while names:
             for file in self.files:
                 if line := file.line(names):
                     return f"{file.path}:{line}"
-            for path, text in reversed(self.overrides):
+            for path, said in reversed(self.overrides):
                 if path[: len(names)] == names:
-                    return f"--set {text}"
+                    return said
             names = names[:-1]
         return str(self.files[0].path)
 
@@ -155,7 +155,7 @@ class Document:
         fields = {field.name: field for field in dataclasses.fields(cast(Any, cls))}
         for name in value:
             if name not in fields:
-                table = f"[{dotted(keys)}]" if keys else "the top level"
+                table = f"[{shorten(dotted(keys))}]" if keys else "the top level"
                 hint = closest(name, fields) or f" It knows {', '.join(fields)}."
                 raise self.error((*keys, name), f"is not a key of {table}.{hint}")
         arguments = {}
@@ -226,13 +226,14 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def _override(tree: dict[str, Any], text: str) -> tuple[Keys, str]:
     """Put `key=value` into the tree; the value is TOML if it parses, else a plain string."""
+    said = shorten(f"--set {text}")
     for split in re.finditer("=", text):
         names = _path(text[: split.start()])
         if names:
             break
     else:
         raise ConfigError(
-            f"--set {text}: an override must be KEY=VALUE, the key as in the file, quoted if it has odd "
+            f"{said}: an override must be KEY=VALUE, the key as in the file, quoted if it has odd "
             "characters. For example `--set train.lr=0.05`."
         )
     table = tree
@@ -240,7 +241,7 @@ def _override(tree: dict[str, Any], text: str) -> tuple[Keys, str]:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
             raise ConfigError(
-                f"--set {text}: `{dotted(names[:depth])}` must be a table to set a key in it; got {quoted(table)}."
+                f"{said}: `{shorten(dotted(names[:depth]))}` must be a table to set a key in it; got {quoted(table)}."
             )
     plain = text[split.end() :].strip()
     try:
@@ -248,7 +249,7 @@ def _override(tree: dict[str, Any], text: str) -> tuple[Keys, str]:
     except (tomllib.TOMLDecodeError, RecursionError):
         parsed = {}
     table[names[-1]] = parsed["value"] if parsed.keys() == {"value"} else plain
-    return names, text
+    return names, said
 
 
 def _path(text: str) -> tuple[str, ...]:

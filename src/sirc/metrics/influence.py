@@ -130,7 +130,7 @@ class Spread(NamedTuple):
 
 
 def even_spread(variance: float, freedom: float) -> Floats:
-    """One statistic whose interval allows for no further input, as `np.vstack` of its spread."""
+    """The array of a `Spread` of one statistic whose interval allows for no further input."""
     return np.array([variance, 0.0, 0.0, variance, variance, freedom, freedom])
 
 

@@ -15,7 +15,7 @@ from sirc._utils.arrays import as_tensor
 from sirc._utils.checks import check_path, check_type, iterates
 from sirc._utils.files import content_digest, read_header, read_safetensors, write_safetensors
 from sirc._utils.precision import exact
-from sirc._utils.text import quoted
+from sirc._utils.text import quoted, shorten
 from sirc.errors import NotFittedError, StoreError
 from sirc.outputs import Outputs
 from sirc.scores import registry
@@ -32,7 +32,7 @@ class Confidences(dict[str, Tensor]):
 
     def __missing__(self, text: str) -> Tensor:
         if text not in self:
-            raise KeyError(f"`{text}` was not among the specs scored: {', '.join(self)}")
+            raise KeyError(f"`{shorten(str(text))}` was not among the specs scored: {', '.join(self)}")
         return next(value for scored, value in self.items() if parse(scored) == parse(text))
 
     def __contains__(self, text: object) -> bool:

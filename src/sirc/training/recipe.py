@@ -9,6 +9,7 @@ from typing import Literal, final
 
 from sirc._utils.checks import check_at_least, check_fraction, check_positive
 from sirc._utils.precision import Precision
+from sirc._utils.text import quoted
 from sirc.errors import OnError
 
 
@@ -95,7 +96,7 @@ class Train:
         if self.nesterov and self.momentum == 0:
             raise ValueError("`nesterov` must be false if `momentum` is 0; got true.")
         if any(a >= b for a, b in pairwise((0, *self.milestones))):
-            raise ValueError(f"`milestones` must be epochs ≥ 1 that increase; got {list(self.milestones)}.")
+            raise ValueError(f"`milestones` must be epochs ≥ 1 that increase; got {quoted(list(self.milestones))}.")
         if not 0 <= self.warmup <= self.epochs:
             raise ValueError(f"`warmup` must be between 0 and the {self.epochs} epochs; got {self.warmup}.")
         check_at_least("workers", self.workers, 0)

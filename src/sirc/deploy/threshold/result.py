@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
-from sirc._utils.text import quoted
+from sirc._utils.text import quoted, shorten
 from sirc.deploy.threshold.text import as_plain, percent_near, report
 
 _RULES = ("recall", "coverage", "risk", "cost", "given")
@@ -77,7 +77,7 @@ class Threshold:
         """Read what `to_dict` wrote; anything else is refused."""
         plain = {"margin": 0.0, **values} if isinstance(values, Mapping) else {}  # old files have no margin
         if plain.keys() != _STORED.keys():
-            got = ", ".join(map(str, plain)) or type(values).__name__
+            got = shorten(", ".join(map(str, plain))) or type(values).__name__
             raise ValueError(f"a stored threshold must have exactly the fields {', '.join(_STORED)}; got {got}")
         for name, (holds, wanted) in _STORED.items():
             if not holds(plain[name]):

@@ -1,4 +1,4 @@
-"""The application: the page's addresses as a FastAPI app, for this machine's own browsers."""
+"""The application: the page's addresses as a FastAPI app."""
 
 from __future__ import annotations
 

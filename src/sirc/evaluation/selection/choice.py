@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, Floats
 from sirc._utils.checks import check_at_least, check_choice, check_positive
-from sirc._utils.text import quoted
+from sirc._utils.text import quoted, shorten
 from sirc.evaluation.error_bars import EQUAL, FEWEST, Method
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.inputs import (
@@ -323,7 +323,8 @@ def _candidates(
     known = scorer.specs if isinstance(scorer, Scorer) else scorer if isinstance(scorer, Mapping) else ()
     wanted = list(dict.fromkeys(known if scores is None else as_names(scores)))
     if known and len(wanted) < 2:
-        raise ValueError(f"`select` needs at least two scores; got {', '.join(wanted) or 'none'}. Fit or name more")
+        got = shorten(", ".join(wanted)) or "none"
+        raise ValueError(f"`select` needs at least two scores; got {got}. Fit or name more")
     if isinstance(scorer, Scorer):
         scorer = scorer.only(wanted)
         for name, data in {"val": val, **{f"ood[{quoted(name)}]": data for name, data in as_sets(ood).items()}}.items():

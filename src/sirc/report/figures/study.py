@@ -14,6 +14,7 @@ import numpy as np
 
 from sirc._utils.checks import check_at_least, check_positive
 from sirc._utils.files import PathLike, atomic_write
+from sirc._utils.text import quoted
 from sirc.data import ImageSet
 from sirc.errors import ImageError
 from sirc.evaluation import Evaluation
@@ -211,7 +212,7 @@ def _check_formats(formats: Sequence[str]) -> tuple[str, ...]:
     """Require formats among pdf, svg and png, and drop duplicates."""
     wanted = tuple(dict.fromkeys([formats] if isinstance(formats, str) else formats))
     if not wanted or any(name not in FORMATS for name in wanted):
-        raise ValueError(f"`formats` must be among {', '.join(FORMATS)}, at least one; got {list(wanted)}.")
+        raise ValueError(f"`formats` must be among {', '.join(FORMATS)}, at least one; got {quoted(list(wanted))}.")
     return wanted
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from sirc._utils.text import quoted
+from sirc._utils.text import quoted, shorten
 from sirc.evaluation import COLUMNS, MEAN, POOLED, WRONG, as_names
 from sirc.metrics import find_metric, lower_is_better
 
@@ -29,7 +29,7 @@ def summarise(results: pd.DataFrame) -> pd.DataFrame:
     columns = list(map(str, results.columns)) if isinstance(results, pd.DataFrame) else [type(results).__name__]
     combined = {"mean", "std", "runs"} <= set(columns)
     if not {*COLUMNS[:-1], *([] if combined else ["value"])} <= set(columns):
-        needed, got = ", ".join(COLUMNS), ", ".join(columns)
+        needed, got = ", ".join(COLUMNS), shorten(", ".join(columns))
         raise ValueError(f"`results` must be a table with model, seed, {needed}, or of `combine`; got {got}.")
     if results.empty:
         raise ValueError("`results` must have at least one row; got none.")

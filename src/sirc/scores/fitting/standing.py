@@ -1,4 +1,4 @@
-"""Standing: where rows lie on the scale of an S2, and a warning if that is far from 0."""
+"""Standing of rows on the scale of an S2, (S2 − μ)/σ: their mean and deviation, and a warning if it is far from 0."""
 
 from __future__ import annotations
 

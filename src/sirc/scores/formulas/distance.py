@@ -1,4 +1,4 @@
-"""More distance scores: Mahalanobis++, relative Mahalanobis and NNGuide."""
+"""Distance scores that refine Mahalanobis and k-NN: Mahalanobis++, relative Mahalanobis and NNGuide."""
 
 from __future__ import annotations
 
