@@ -77,8 +77,8 @@ def check_options(name: str, function: Callable[..., Any], options: Mapping[str,
     try:
         signature.bind(**options)
     except TypeError as error:
-        got = shorten(", ".join(options)) or "none"
-        raise ValueError(f"`options` must be what `{name}{signature}` takes: {shorten(str(error))}; got {got}.") from error
+        why, got = shorten(str(error)), shorten(", ".join(options)) or "none"
+        raise ValueError(f"`options` must be what `{name}{signature}` takes: {why}; got {got}.") from error
 
 
 def _refuse_standard(name: str, module: str) -> None:
