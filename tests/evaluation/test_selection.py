@@ -636,7 +636,6 @@ def test_the_command_chooses_for_each_run_of_a_study(command, tmp_path, monkeypa
     assert found["sizes"]["correct"] + found["sizes"]["wrong"] == 30
     assert {"Grey", "Noise"} <= set(found["sizes"])
     assert "its test images choose the score" in err
-    assert "optimistic: give `--val` and `--scorer` instead of RUN, or `data.validation`" in err
     assert command("extract", "tiny.toml", "--device", "cpu", "--only", "validation")[0] == 0
     code, out, err = command("select", "runs/tiny", "--draws", "20")
     assert (code, err) == (0, "")
