@@ -121,7 +121,7 @@ def _inputs(example: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
             return inputs
     raise ValueError(
         "`example` must be a batch of at least one input, as the model takes it: images (n, 3, H, W), or a dict "
-        "of such tensors"
+        "of tensors with two dimensions or more"
     )
 
 
