@@ -1,7 +1,7 @@
 """Progress of long work: library code reports it to bars, to a log, or to nothing at all.
 
 Example:
-    Functions that take long have an argument `progress`: True, False, or a `Progress` of this module.
+    Functions that take long have an argument `progress`: a `Progress` of this module, for many also True or False.
 
     >>> from sirc.progress import Log
     >>> with Log(lambda line: print(line.partition(" in ")[0])).task("reading", total=2) as task:

@@ -552,11 +552,14 @@ def test_the_images_that_choose_the_score_do_not_set_the_threshold(here, command
     chosen = json.loads(study.run(1).choice.read_text(encoding="utf-8"))["select"]["score"]
     assert chosen in ("msp", "l1")
 
-    for more, words in (((), f"the score is `{chosen}`, which `sirc select` chose"), (("--score", "msp"), "")):
+    same = ("--val", study.run(1).store("validation"))
+    named = f"the score is `{chosen}`, which `sirc select` chose"
+    for more, words in (((), named), (("--score", "msp", "--plain"), ""), (("--score", "msp", *same), "")):
         code, out, err = command(*call, *more)
         assert code == 0, err
         assert words in err
         assert "`sirc select` chose a score on one half of the validation images; the other half, 60 rows" in err
+        assert "promise" not in err  # `--plain` makes none
     assert out.startswith("msp\n")
     saved = SelectiveClassifier.load("selective.safetensors", _network(1))
     rows = torch.randperm(120, generator=torch.Generator().manual_seed(0))
@@ -617,6 +620,7 @@ def test_a_damaged_choice_is_told_and_one_for_another_network_does_not_count(her
     code, out, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu", "--overwrite")
     assert code == 0, err
     assert "`sirc select` chose a score on all of the validation images" in err
+    assert "Run `sirc select` again" in err
     assert "120 ID" in out
 
 

@@ -419,13 +419,13 @@ def test_a_table_that_was_not_begun_is_refused_at_once_and_begun_anew(tmp_path, 
 @pytest.mark.parametrize(
     ("validates", "tuned", "way"),
     [
-        (False, False, "give `--val`, or `data.validation`"),
-        (True, True, "give `--val`, or `data.validation`"),
+        (False, False, "give `--val`, or `data.validation` or `data.holdout` in the TOML."),
+        (True, True, "give `--val`."),
         (True, False, "`sirc extract EXPERIMENT.toml --only validation`"),
     ],
 )
 def test_validation_images_that_are_there_are_not_asked_for(validates, tuned, way):
     told = []
     study = SimpleNamespace(folder="runs/photos", tuned=tuned, data=SimpleNamespace(validates=validates))
-    note_test_images(study, "choose the score", Log(told.append))
+    note_test_images(study, "set the threshold", "`--val`", Log(told.append))
     assert way in told[0]

@@ -433,6 +433,18 @@ def test_a_model_that_cannot_be_traced_is_told_in_one_line(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+def test_a_function_that_onnxruntime_lacks_is_told_in_one_line(scratch_registry, tmp_path):
+    @sirc.score(needs="logits")
+    def soft(logits):
+        return torch.nn.functional.softplus(logits.double()).sum(-1)
+
+    selective = SelectiveClassifier(Scaled(), sirc.Scorer("soft", num_classes=4), "soft").set_threshold(0.5)
+    with pytest.raises(ValueError, match=r"onnxruntime cannot run it \(.*Softplus.* with other functions") as told:
+        selective.export_onnx(tmp_path / "m.onnx", torch.randn(2, 4))
+    assert "\n" not in str(told.value)
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_nothing_is_overwritten_or_half_written(tmp_path):
     selective = SelectiveClassifier(Scaled(), sirc.Scorer("msp", num_classes=4), "msp").set_threshold(0.5)

@@ -257,6 +257,12 @@ def test_a_killed_call_goes_on(table, selective, folder, tmp_path, deciding):
     assert 0 < sum(seen) < len(GOOD) - 3
 
 
+def test_progress_is_lines_of_text_if_they_are_asked_for(selective, folder, capsys):
+    for progress in (True, False, None):
+        predict_folder(selective, folder, progress=progress)
+    assert capsys.readouterr().err.count("predict: 11/11 images in ") == 1
+
+
 def test_progress_counts_every_image(selective, folder):
     counts = []
 

@@ -1,9 +1,14 @@
 """A stage is done if its stamp has the inputs of now and its outputs are there; it is stale if it has others."""
 
 import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from sirc._utils.imports import import_module
+from sirc.experiment.stages import own_code
 from sirc.experiment.stamp import Stage, folder_digest
 
 
@@ -104,3 +109,17 @@ def test_the_digest_of_a_folder_is_that_of_its_sources(tmp_path):
     assert folder_digest(tmp_path) == before
     (tmp_path / "inner" / "page.js").write_text("two", encoding="utf-8")
     assert folder_digest(tmp_path) != before
+
+
+def test_the_code_of_a_score_from_elsewhere_is_an_input(scratch_registry, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = "import sirc\n@sirc.score(needs='logits')\ndef lowest(logits):\n    return -logits.amin(-1)\n"
+    Path("scores_of_mine.py").write_text(code, encoding="utf-8")
+    import_module("scores_of_mine")
+    own = SimpleNamespace(fit=SimpleNamespace(specs=["msp", "sirc(msp, lowest)"]))
+    first = own_code(own)
+    assert list(first["code"]) == ["scores_of_mine"]
+    Path("scores_of_mine.py").write_text(code.replace("-logits", "-2 * logits"), encoding="utf-8")
+    assert own_code(own) != first
+    assert own_code(SimpleNamespace(fit=SimpleNamespace(specs=["scod", "vim", "both(msp, l1)"]))) == {}
+    del sys.modules["scores_of_mine"]

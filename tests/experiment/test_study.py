@@ -755,6 +755,7 @@ def test_scores_are_tuned_on_the_validation_images(experiment, command):
     code, _, err = command("select", "runs/tiny", "--draws", "20")
     assert code == 0, err
     assert "tuned scores on its validation images, so its test images choose" in err
+    assert "optimistic: give `--val` and `--scorer` instead of RUN." in err
     code, _, err = command("calibrate", "runs/tiny", "--score", "tempered_msp", "--plain", "--device", "cpu")
     assert code == 0, err
     assert "tuned scores on its validation images, so its test images set the threshold" in err

@@ -382,6 +382,13 @@ def test_looking_imports_nothing_and_says_what_would_help(command):
     assert nothing_ran()
 
 
+@pytest.mark.parametrize("imports", ["'marking'", "[3]"])
+def test_imports_that_are_no_list_of_modules_are_told(command, imports):
+    code, _, err = command("fit", "tiny.toml", "--set", f"imports={imports}", "--set", "fit.specs=['of_marking']")
+    assert code == 2
+    assert '`imports` must be a list of modules, such as ["my_scores"]; got' in err
+
+
 def test_imports_of_an_experiment_that_the_user_names_are_imported(command, scratch_registry):
     Path("marking.py").write_text(
         f"{MARKING}import sirc\n@sirc.score(needs='logits')\ndef of_marking(logits):\n    return logits[:, 0]\n",

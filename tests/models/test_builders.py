@@ -334,6 +334,7 @@ def test_a_checkpoint_that_needs_code_is_refused_with_words(tmp_path, monkeypatc
     ("name", "content", "words"),
     [
         ("x.pt", b"", "is not a whole PyTorch file"),
+        ("x.pt", b"junk", "is not a whole PyTorch file"),
         ("x.pt", b"garbage" * 99, "is not a whole PyTorch file"),
         ("x.pt", b"PK\x03\x04" + b"\0" * 99, "is not a whole PyTorch file"),
         ("x.safetensors", b"garbage" * 99, "cannot be trusted: not a whole safetensors file"),

@@ -251,7 +251,7 @@ def test_batches_of_all_forms_become_outputs(arrays, outputs):
     ],
 )
 def test_other_batches_are_refused(batch, got):
-    with pytest.raises(ValueError, match=rf"a batch must be an `Outputs`, a dict .*{got}. Wrap it"):
+    with pytest.raises(ValueError, match=rf"a batch must be an `Outputs`, a dict .*{got}. Wrap whole arrays"):
         Outputs.of(batch)
 
 
@@ -405,6 +405,12 @@ def test_probabilities_in_percent_or_rounded_as_in_a_table_are_told(classes):
     refused("got probabilities, in percent: rows ≥ 0 that sum to 100. Pass", 100 * probabilities)
     refused("got probabilities, in percent", (1000 * probabilities).round() / 10)
     Outputs(100 * torch.eye(10))
+
+
+def test_probabilities_of_small_batches_are_told_where_the_batches_are_joined():
+    batches = [Outputs(few) for few in torch.randn(16, 4).softmax(-1).split(4)]
+    with pytest.raises(ValueError, match="got probabilities"):
+        Outputs.cat(batches)
 
 
 def test_few_rows_and_plain_choices_may_look_like_probabilities():

@@ -375,6 +375,8 @@ def test_a_lead_of_one_run_that_is_noise_is_neither_coloured_nor_bare_of_dots(op
     assert page.locator("#sets .better, #sets .worse").count() <= 1  # of eight, each wrong once in twenty
     noisy = np.array([[cell[4] for cell in row] for row in read_map(page)[2]])
     assert noisy.mean() > 0.9
+    dots = page.evaluate("() => document.querySelector('#map').data.find((trace) => trace.meta === 'noise').marker")
+    assert dots["line"]["color"] != dots["color"]  # dots of the ink alone would vanish on MSP, which is black
     assert "the baseline; in Risk@95 they differ within noise." in page.inner_text("#advice")
     assert "but nowhere beyond noise" in page.inner_text("#advice") or not noisy[20].all()
 

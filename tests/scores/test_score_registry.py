@@ -263,6 +263,15 @@ def test_what_solve_returns_is_checked_as_soon_as_it_has_run(scratch_registry, f
         sirc.fit(["mine"], sirc.Outputs(torch.randn(20, 3), torch.randn(20, 4)))
 
 
+def test_evidence_that_solve_uses_but_the_score_does_not_name_is_asked_for(scratch_registry):
+    @sirc.score(needs="features", solve=lambda evidence: {"c": evidence.moments.mean})
+    def mine(features, *, c):
+        return features.sum(-1)
+
+    with pytest.raises(ValueError, match="the `solve` of a score has what its `evidence` names"):
+        sirc.fit(["mine"], sirc.Outputs(torch.randn(20, 3), torch.randn(20, 4)))
+
+
 MY_SCORES = """
 import sirc
 from pathlib import Path

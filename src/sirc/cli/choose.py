@@ -186,7 +186,7 @@ def _of_runs(command: str, folders: list[Path], progress: Progress) -> Iterator[
             honest = calibration_set(study) == "validation" and run.store("validation").exists()
             name = "validation" if command == "select" and honest else "test"
             if command == "select" and not honest:
-                note_test_images(study, "choose the score", progress)
+                note_test_images(study, "choose the score", "`--val` and `--scorer` instead of RUN", progress)
             check_outputs(study, run, [name, *study.data.ood])
             title = f"{title_of(study)}, seed {run.seed}"
             ood = {other: OutputStore(run.store(other)) for other in study.data.ood}

@@ -432,30 +432,30 @@ def _calibration_data(
     from sirc.models import fingerprint
     from sirc.outputs import OutputStore
 
-    if val is not None:
-        return arrays.load_outputs(val), None
-    name = calibration_set(study)
-    try:
-        check_outputs(study, run, [name], weights=fingerprint(model))
-    except FileNotFoundError:
+    if val is None:
+        name = calibration_set(study)
+        try:
+            check_outputs(study, run, [name], weights=fingerprint(model))
+        except FileNotFoundError:
+            if name == "test":
+                raise
+            extract_run(study, run, [name], device=device, on_error=on_error, overwrite="unfinished", progress=progress)
         if name == "test":
-            raise
-        extract_run(study, run, [name], device=device, on_error=on_error, overwrite="unfinished", progress=progress)
-    if name == "test":
-        note_test_images(study, "set the threshold", progress)
-    store = OutputStore(run.store(name))
-    rows, chooser = rows_to_calibrate(run, store, name)
-    if chooser and rows is None:
+            note_test_images(study, "set the threshold", "`--val`", progress)
+    outputs = arrays.load_outputs(run.store(name) if val is None else val)
+    rows, choice = rows_to_calibrate(run, outputs) if isinstance(outputs, OutputStore) else (None, None)
+    if choice and rows is None:
+        again = f"Run `sirc {choice.command}` again: it now uses one half of them"
         progress.note(
-            f"note: `sirc {chooser}` chose a score on all of the {name} images, which also set the threshold: the "
-            f"promise may not hold for that score. Run `sirc {chooser}` again: it now uses one half of them."
+            f"note: `sirc {choice.command}` chose a score on all of the {choice.images} images, which also set the "
+            f"threshold: a promise may not hold for that score. {'Give other outputs' if val else again}."
         )
-    elif rows is not None:
+    elif choice and rows is not None:
         progress.note(
-            f"`sirc {chooser}` chose a score on one half of the {name} images; the other half, {len(rows):,} rows, "
-            "sets the threshold, so that its promise holds"
+            f"`sirc {choice.command}` chose a score on one half of the {choice.images} images; the other half, "
+            f"{len(rows):,} rows, sets the threshold, as only these are fresh"
         )
-    return store, rows
+    return outputs, rows
 
 
 def _ood_outputs(study: Experiment, run: Run, model: nn.Module) -> dict[str, OutputStore]:

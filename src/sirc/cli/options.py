@@ -169,10 +169,10 @@ def runs_of_seeds(runs: Sequence[Run], seeds: Sequence[int]) -> tuple[Run, ...]:
     return tuple(known[seed] for seed in dict.fromkeys(seeds))
 
 
-def note_test_images(study: Experiment, purpose: str, progress: Progress) -> None:
-    """Note that test images are used for want of validation images, and what that costs."""
+def note_test_images(study: Experiment, purpose: str, others: str, progress: Progress) -> None:
+    """Note that test images are used for want of validation images, what that costs, and which options give others."""
     reason = "tuned scores on its validation images" if study.tuned else "has no outputs of validation images"
-    advice = "give `--val`, or `data.validation` or `data.holdout` in the TOML"
+    advice = f"give {others}{'' if study.tuned else ', or `data.validation` or `data.holdout` in the TOML'}"
     if study.data.validates and not study.tuned:
         advice = "extract the others first, `sirc extract EXPERIMENT.toml --only validation`"
     progress.note(

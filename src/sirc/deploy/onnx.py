@@ -50,7 +50,7 @@ def export(
     refuse_existing(path, overwrite)
     with needing("exporting", "onnx, onnxruntime and onnxscript", "onnx"):
         import onnx
-        import onnxruntime
+        import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     # The exporter would take a batch size of one for a constant.
     inputs = {name: torch.cat([value] * 3) for name, value in _inputs(example).items()}
@@ -77,7 +77,13 @@ def export(
     graph.metadata_props.append(onnx.StringStringEntryProto(key=_FACTS, value=described(selective)))
     data = graph.SerializeToString()
     data += _seal(data)
-    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    try:
+        session = _session_of(data, threads=0)
+    except StoreError as error:
+        raise ValueError(
+            f"to be exported, a classifier must use only what onnxruntime has; {error}. Write the score, or the "
+            "model, with other functions"
+        ) from error
     _check(session, selective, inputs)
     atomic_write(path, lambda file: file.write(data))
 
@@ -115,7 +121,7 @@ def _inputs(example: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
             return inputs
     raise ValueError(
         "`example` must be a batch of at least one input, as the model takes it: images (n, 3, H, W), or a dict "
-        "of such tensors"
+        "of tensors with two dimensions or more"
     )
 
 

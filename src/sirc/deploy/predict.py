@@ -24,7 +24,7 @@ from sirc.deploy.saved import contents
 from sirc.deploy.selective import SelectiveClassifier
 from sirc.errors import ImageError
 from sirc.extraction import raise_fatal
-from sirc.progress import SILENT, Progress
+from sirc.progress import Progress, as_progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +46,7 @@ def predict_folder(
     preprocess: Preprocess | None = None,
     batch_size: int = 32,
     workers: int = 0,
-    progress: Progress = SILENT,
+    progress: Progress | bool | None = None,
 ) -> pd.DataFrame:
     """Decide about every image below a folder with a calibrated classifier, or with an exported graph by its path.
 
@@ -60,6 +60,7 @@ def predict_folder(
     `sirc.distributed.process_group()` the processes share the images, and each returns the whole table.
     """
     distributed.require_joined("predict_folder")
+    progress = as_progress(progress)
     path = None if path is None else check_path("path", path)
     decider = Decider(classifier, preprocess, batch_size)
     files = image_folder(folder, labelled=False)

@@ -31,16 +31,15 @@ def outputs_to_choose(experiment: Experiment, run: Run, name: str) -> Outputs | 
     return store.load()[_half(store, 0)] if name == calibration_set(experiment) else store
 
 
-def rows_to_calibrate(run: Run, store: OutputStore, name: str) -> tuple[Tensor | None, str]:
-    """The rows that set a threshold, and the command that chose a score on these images, or "".
+def rows_to_calibrate(run: Run, store: OutputStore) -> tuple[Tensor | None, Choice | None]:
+    """The rows that set a threshold, and the choice that a command made on these images, if any.
 
     The rows are the half that no command has seen, or None for all rows: then no command chose a score on these images,
     or one has seen every row, which the caller must report.
     """
-    past = [choice for choice in choices(run) if (choice.images, choice.data) == (name, store.data)]
+    past = [choice for choice in choices(run) if choice.data == store.data]
     halves = bool(past) and all(choice.half for choice in past)
-    command = next((choice.command for choice in past if choice.half == halves), "")
-    return (_half(store, 1) if halves else None), command
+    return (_half(store, 1) if halves else None), next((choice for choice in past if choice.half == halves), None)
 
 
 @final

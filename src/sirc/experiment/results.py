@@ -19,7 +19,7 @@ from sirc._utils.text import as_csv, quoted, shorten, unquoted
 from sirc.errors import StoreError
 from sirc.evaluation import COLUMNS, Evaluation, score_labelled
 from sirc.experiment.experiment import FILE, Experiment, Run
-from sirc.experiment.stages import check_outputs
+from sirc.experiment.stages import check_outputs, own_code
 from sirc.experiment.stamp import Inputs, Stage, digest, is_inside, kept_digest
 from sirc.experiment.trust import is_remembered
 from sirc.outputs import Outputs, OutputStore
@@ -96,7 +96,7 @@ def confidences_stage(experiment: Experiment, run: Run) -> Stage:
         "stores": {name: [store.model, store.data, len(store), store.digest()] for name, store in stores.items()},
         "sirc": sirc.__version__,
     }
-    return Stage("confidences", run.folder, inputs, outputs=[run.confidences])
+    return Stage("confidences", run.folder, inputs | own_code(experiment), outputs=[run.confidences])
 
 
 def load_runs(folders: Sequence[PathLike]) -> list[RunResults]:

@@ -35,12 +35,12 @@ from sirc.experiment.network import (
     recipe_of,
     save_head,
 )
-from sirc.experiment.stamp import Inputs, Stage
+from sirc.experiment.stamp import Inputs, Stage, code_of
 from sirc.extraction import CachedSet, extract, known_weights, raise_fatal
 from sirc.models import find_head
 from sirc.outputs import STORE_FILE, Head, OutputStore, Overwrite, doubt_of_store
 from sirc.progress import SILENT, Progress
-from sirc.scores import Scorer, fit
+from sirc.scores import COMBINATIONS, Scorer, all_parts, fit, parse, registry
 from sirc.training import Epoch, train
 
 _WEIGHTS = "weights"  # the input of extracted outputs that is no setting: the fingerprint of the network
@@ -122,6 +122,7 @@ def fit_stage(experiment: Experiment, run: Run) -> Stage:
     inputs |= {"rows": len(store), "model": store.model, "data": store.data}
     if experiment.fit.on_unfit != "stop":  # stamps of earlier versions do not mention it
         inputs["on_unfit"] = experiment.fit.on_unfit
+    inputs |= own_code(experiment)
     if experiment.tuned:
         val = OutputStore(run.store("validation"))
         source = json.dumps(_described(experiment.source("validation")), sort_keys=True, default=str)
@@ -133,6 +134,13 @@ def fit_stage(experiment: Experiment, run: Run) -> Stage:
         return None
 
     return Stage("fit", run.folder, inputs, outputs=[run.scorer], recorded=recorded)
+
+
+def own_code(experiment: Experiment) -> Inputs:
+    """The code of the scores that `imports` register, as inputs of a stage; none where all scores are sirc's."""
+    parts = [part for text in experiment.fit.specs for part in all_parts(parse(text))]
+    formulas = [(registry.get(part.name) if part.is_leaf else COMBINATIONS[part.name]).compute for part in parts]
+    return {"code": code} if (code := code_of(formulas)) else {}
 
 
 def check_trained(experiment: Experiment, run: Run) -> None:

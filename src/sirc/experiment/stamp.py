@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -131,6 +132,13 @@ def folder_digest(folder: Path) -> str:
     """A digest of all source files below a folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
     return hashlib.sha256("".join(map(digest, files)).encode()).hexdigest()[:32]
+
+
+def code_of(functions: Iterable[Callable[..., object] | None]) -> dict[str, str]:
+    """The digest of each file outside of sirc that defines one of these functions, by module: its code may change."""
+    modules = sorted({function.__module__ for function in functions if function is not None})
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in modules if not name.startswith("sirc.")}
+    return {name: digest(Path(file)) for name, file in files.items() if file}
 
 
 def _is_whole(path: Path) -> bool:

@@ -40,12 +40,14 @@ from sirc.experiment.stages import (
     fit_run,
     fit_stage,
     outputs_stages,
+    own_code,
     train_run,
     train_stage,
     warn_again,
 )
-from sirc.experiment.stamp import Stage, digest, folder_digest
+from sirc.experiment.stamp import Stage, code_of, digest, folder_digest
 from sirc.experiment.trust import remember
+from sirc.metrics import all_metrics
 from sirc.progress import SILENT, Progress, Task
 from sirc.report.figures import FORMATS
 from sirc.report.figures import figures as draw_figures
@@ -246,6 +248,8 @@ class _Worker:
             inputs = confidences_stage(experiment, run).inputs
             inputs["groups"] = {name: source.in_group for name, source in experiment.data.ood.items()}
             inputs |= {"model": title_of(experiment), "seed": run.seed}
+            if metrics := code_of(metric.function for metric in all_metrics()):
+                inputs["metrics"] = metrics
             files = [run.folder / "results.csv", run.confidences]
             stage = Stage("results", run.folder, inputs, outputs=files)
             with self.step(f"{experiment.name}, {run.folder.name}: evaluate", stage) as done:
@@ -269,6 +273,7 @@ class _Worker:
         shown: dict[str, object] = {
             "runs": [[title_of(experiment), run.seed] for experiment, run in self.runs],
             "scores": [reported_scores(experiment.fit.specs, [experiment]) for experiment, _ in self.runs],
+            "own": [own_code(experiment) for experiment, _ in self.runs],
         }
 
         def make(name: str, write: Callable[[], Iterable[Path]], inputs: dict[str, object]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sirc._utils.files import atomic_write
 from sirc._utils.imports import import_module
-from sirc._utils.text import listed, shorten
+from sirc._utils.text import listed, quoted, shorten
 from sirc.errors import ConfigError
 from sirc.experiment.toml import Document
 
@@ -50,8 +50,9 @@ def import_named(file: Path, overrides: Iterable[str] = (), *, kept: bool, trust
 
     An experiment that was `kept` beside its results needs trust for them, as for all code that it names.
     """
-    imports = Document.open(file, overrides, whole=kept).tree.get("imports")
-    names = [name for name in imports if isinstance(name, str)] if isinstance(imports, list) else []
+    names = Document.open(file, overrides, whole=kept).tree.get("imports", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f'{file}: `imports` must be a list of modules, such as ["my_scores"]; got {quoted(names)}.')
     if kept:
         _require(names, file, trust)
     for name in names:

@@ -124,7 +124,7 @@ class Outputs:
             got += f" of {quoted(list(batch)) if isinstance(batch, Mapping) else f'{len(batch)} items'}"
         raise ValueError(
             "a batch must be an `Outputs`, a dict with `logits` and perhaps `features` and `labels`, or (logits[, "
-            f"features[, labels]]); got a {got}. Wrap it: `Outputs(logits, features, labels)`."
+            f"features[, labels]]); got a {got}. Wrap whole arrays: `sirc.Outputs(logits, features, labels)`."
         )
 
     @classmethod
@@ -144,9 +144,11 @@ class Outputs:
                 )
         if not others:
             return first
-        return cls._trusted(
+        whole = cls._trusted(
             **{field: torch.cat([getattr(part, field) for part in parts]) for field in first._tensors()}
         )
+        _refuse_probabilities(whole.logits)  # parts of a few rows were not tested
+        return whole
 
     @cached_property
     def predictions(self) -> Tensor:

@@ -32,6 +32,7 @@ _ROWS, _GPU_ROWS = 4096, 1 << 15
 _COLUMNS = 256
 _LARGEST = (1 << 63) - 1  # of an int64
 _INDEX = "dataset index"  # cannot be the name of a column, which may be a spec
+_NAMED = "; the `solve` of a score has what its `evidence` names"
 
 Parameters: TypeAlias = dict[str, dict[str, Tensor]]
 """Fitted and tuned numbers, by canonical spec and name."""
@@ -140,7 +141,7 @@ class Moments:
     def mean(self) -> Tensor:
         """The mean of all rows, (L,)."""
         if not self._sums:
-            raise ValueError("no rows were read yet: call `update` first")
+            raise ValueError(f"no rows were read yet: call `update` first{_NAMED}")
         return self._sums["mean"]
 
     @property
@@ -179,7 +180,7 @@ class Moments:
     def _by_class(self) -> tuple[Tensor, Tensor]:
         """The count and the sum of each class."""
         if "class_sum" not in self._sums:
-            raise ValueError("per-class moments were not kept: use `Moments(classes=K)` and pass labels")
+            raise ValueError(f"per-class moments were not kept: use `Moments(classes=K)` and pass labels{_NAMED}")
         return self._sums["class_count"], self._sums["class_sum"]
 
     def _full_scatter(self) -> Tensor:
@@ -188,7 +189,7 @@ class Moments:
 
     def _kept_scatter(self) -> Tensor:
         if "scatter" not in self._sums:
-            raise ValueError("second moments were not kept, or no rows were read: use `Moments(second=True)`")
+            raise ValueError(f"second moments were not kept, or no rows were read: use `Moments(second=True)`{_NAMED}")
         return self._sums["scatter"]
 
 

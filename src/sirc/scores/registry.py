@@ -155,7 +155,8 @@ def _check(new: Score) -> None:
         ("limits", [key.removesuffix("_bounded") for key in new.limits], tuple(new.options)),
     ):
         if unknown := [item for item in given if item not in allowed]:
-            raise ValueError(f"`{what}` of score `{name}` must be among {', '.join(allowed)}; got {quoted(unknown[0])}")
+            known = ", ".join(allowed) or "its options, and it has none"
+            raise ValueError(f"`{what}` of score `{name}` must be among {known}; got {quoted(unknown[0])}")
     if new.parameters and new.solve is None:
         raise ValueError(
             f"score `{name}` must have a `solve`, which finds {', '.join(f'`{key}`' for key in new.parameters)}: "

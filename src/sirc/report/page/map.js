@@ -49,7 +49,7 @@ function contentOf(scene, look) {
     customdata: map.map((row) => row.map((cell) => [spec(cell.best), cell.value, spec(cell.second), cell.margin, Number(cell.noise)])),
     hovertemplate: "α %{x:.2f}, β %{y:.2f}<br>%{text}<extra></extra>",
   };
-  const dots = { type: "scatter", mode: "markers", x: [], y: [], hoverinfo: "skip", meta: "noise", marker: { size: 2.5, color: look.ink } };
+  const dots = { type: "scatter", mode: "markers", x: [], y: [], hoverinfo: "skip", meta: "noise", marker: { size: 3.5, color: look.ink, line: { width: 1, color: look.paper } } };
   map.forEach((row, j) => row.forEach((cell, i) => {
     if (cell.noise && i % 2 === 0 && j % 2 === 0) {
       dots.x.push(CENTRES[i]);

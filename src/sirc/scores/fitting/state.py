@@ -374,8 +374,8 @@ def solve(leaf: Spec, evidence: Evidence) -> dict[str, Tensor]:
         parameters = {}
     if not parameters or not all(bool(value.isfinite().all()) for value in parameters.values()):
         raise ValueError(
-            f"`{leaf}` cannot be fitted: the squares of the training features, or of the head's weights, are too large "
-            "or too small for float64. Scale them"
+            f"`{leaf}` cannot be fitted: its parameters are not finite. The squares of the training features, or of "
+            "the head's weights, may be too large or too small for float64: scale them"
         )
     return parameters
 
