@@ -403,6 +403,11 @@ def test_the_order_of_class_folders_is_shown_as_it_will_be_read(tmp_path, comman
     assert (code, "4 classes as listed: 0 is '10', 1 is 'none', 2 is '2', 3 is '1'" in out) == (0, True)
     listed.write_text("10\n2\n", encoding="utf-8")
     code, out, _ = command(*call, "--classes", listed)
+    assert (code, "3 classes by name: 0 is '1'" in out) == (1, True)  # the list was refused
+    listed.unlink()
+    assert "data root" not in command(*call, "--classes", listed)[2]
+    listed.write_text("10\n2\n", encoding="utf-8")
+    code, out, _ = command(*call, "--classes", listed)
     assert (code, "`classes` must name every class folder" in out) == (1, True)
     code, _, err = command("data", "check", "textures", tmp_path, "--sort", "natural")
     assert (code, "leave them out for textures" in err) == (1, True)
