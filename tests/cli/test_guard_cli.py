@@ -128,6 +128,7 @@ def test_images_are_normalised_as_the_weights_were_trained(here, command):
             "its images lie directly in it, such as '002.png'. Sort them into folders. ",
         ),
         (("guard", NETWORK, "train", "val", "--score", "delta_knn"), "`delta_knn` is. Choose another "),
+        (("guard", ".", "val"), "'.' has none. Data come after the model."),
         (("guard", "train", "val", NETWORK), "the model comes first: `sirc guard MODEL TRAIN VAL`; got 'timm:"),
         (("guard", NETWORK, "train", "nowhere"), "the folder 'nowhere' does not exist"),
         (("guard", NETWORK, "train", "val", "--recall", 0.99), "needs at least 299 ID✓ rows; got 60"),
