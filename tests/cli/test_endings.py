@@ -391,6 +391,7 @@ def test_a_table_that_was_not_begun_is_refused_at_once_and_begun_anew(tmp_path, 
     call = ("predict", tmp_path, "--onnx", tmp_path / "none.onnx", "--out", table)
     table.write_text("older", encoding="utf-8")
     assert "exists already. Pass `--overwrite`" in command(*call)[2]
+    assert "is a folder. Give the path of a file." in command(*call[:-1], tmp_path, "--overwrite")[2]
     monkeypatch.setattr("sirc.deploy.predict_folder", stopped)
     nothing = "nothing was written, and the same command begins anew"
     assert nothing in command(*call, "--overwrite")[2]
