@@ -138,17 +138,16 @@ def test_an_interrupt_is_answered_with_what_is_kept(study, command, monkeypatch,
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     code, out, err = command("train", "tiny.toml")
     assert (code, out) == (130, "")
-    assert "stopped; nothing new was written, and the same command goes on with what there is" in err
+    assert "stopped; nothing new was finished, and the same command goes on with what there is" in err
     err = command("train", "tiny.toml", "--overwrite")[2]
     assert (
-        "nothing new was written; without `--overwrite` the same command goes on with what was begun and keeps" in err
+        "nothing new was finished; without `--overwrite` the same command goes on with what was begun and keeps" in err
     )
     monkeypatch.setattr("sirc.experiment.demo.run_demo", interrupted)
     err = command("demo", "--redo", "fit")[2]
     assert err.startswith("this takes one to four minutes on two idle cores")
     assert (
-        "nothing new was written; without `--redo` the same command goes on with what was begun and keeps older results"
-        in err
+        "nothing new was finished; without `--redo` the same command goes on with what was begun and keeps older" in err
     )
     monkeypatch.setattr("sirc.experiment.read_results", interrupted)
     Path("results.csv").touch()

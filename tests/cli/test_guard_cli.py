@@ -161,7 +161,7 @@ def test_a_stopped_guard_keeps_what_lies_in_its_folder(here, command, monkeypatc
     monkeypatch.setattr("sirc.deploy.guard", stopped)
     assert "nothing was written" in command("guard", NETWORK, "train")[2]
     kept = ("guard", NETWORK, "train", "--path", "kept", "--out", "new.safetensors")
-    assert "nothing new was written, and the same command goes on with what there is" in command(*kept)[2]
+    assert "nothing new was finished, and the same command goes on with what there is" in command(*kept)[2]
     assert "without `--overwrite` the same command goes on" in command(*kept, "--overwrite")[2]
     for option, file in (("--out", "weights.safetensors"), ("--report", "weights.safetensors")):  # which is there
         told = command(*kept, "--overwrite", option, file)[2]
