@@ -138,17 +138,16 @@ def test_an_interrupt_is_answered_with_what_is_kept(study, command, monkeypatch,
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     code, out, err = command("train", "tiny.toml")
     assert (code, out) == (130, "")
-    assert "stopped; nothing new was written, and the same command goes on with what there is" in err
+    assert "stopped; nothing new was finished, and the same command goes on with what there is" in err
     err = command("train", "tiny.toml", "--overwrite")[2]
     assert (
-        "nothing new was written; without `--overwrite` the same command goes on with what was begun and keeps" in err
+        "nothing new was finished; without `--overwrite` the same command goes on with what was begun and keeps" in err
     )
     monkeypatch.setattr("sirc.experiment.demo.run_demo", interrupted)
     err = command("demo", "--redo", "fit")[2]
     assert err.startswith("this takes one to four minutes on two idle cores")
     assert (
-        "nothing new was written; without `--redo` the same command goes on with what was begun and keeps older results"
-        in err
+        "nothing new was finished; without `--redo` the same command goes on with what was begun and keeps older" in err
     )
     monkeypatch.setattr("sirc.experiment.read_results", interrupted)
     Path("results.csv").touch()
@@ -401,6 +400,11 @@ def test_the_order_of_class_folders_is_shown_as_it_will_be_read(tmp_path, comman
     listed.write_text("10\nnone\n2\n1\n", encoding="utf-8")
     code, out, _ = command(*call, "--classes", listed)
     assert (code, "4 classes as listed: 0 is '10', 1 is 'none', 2 is '2', 3 is '1'" in out) == (0, True)
+    listed.write_text("10\n2\n", encoding="utf-8")
+    code, out, _ = command(*call, "--classes", listed)
+    assert (code, "3 classes by name: 0 is '1'" in out) == (1, True)  # the list was refused
+    listed.unlink()
+    assert "data root" not in command(*call, "--classes", listed)[2]
     listed.write_text("10\n2\n", encoding="utf-8")
     code, out, _ = command(*call, "--classes", listed)
     assert (code, "`classes` must name every class folder" in out) == (1, True)

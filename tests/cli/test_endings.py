@@ -295,19 +295,21 @@ GOES_ON = "the same command goes on from there"
 @pytest.mark.parametrize(
     ("name", "options", "written", "says"),
     [
-        *((name, {}, [], "nothing new was written") for name in _GO_ON),
+        *((name, {}, [], "nothing new was finished") for name in _GO_ON),
         *((name, {}, ["runs/x"], "finished") for name in _GO_ON),
         ("run", {"redo": ["fit"]}, ["runs/x"], "is kept; without `--redo` the same command goes on"),
         ("train", {"overwrite": True}, ["runs/x"], "was begun and keeps older results of these settings"),
-        ("extract", {"overwrite": True}, [], "nothing new was written; without `--overwrite` the same command goes on"),
+        ("extract", {"overwrite": True}, [], "nothing new was finished; without `--overwrite` the same command"),
         ("predict", {}, [], NOTHING),
         ("predict", {}, ["out"], "`--overwrite` replaces it"),
         ("guard", {"path": None, "report": None}, [], NOTHING),
-        ("guard", {"path": Path("kept"), "report": None}, [], "nothing new was written"),
+        ("guard", {"path": Path("kept"), "report": None}, [], "nothing new was finished"),
         ("guard", {"path": Path("kept"), "report": None}, ["kept/val/shard-00000.safetensors"], GOES_ON),
         ("guard", {"path": Path("kept"), "report": None}, ["kept/val/meta.json", "out"], "`--overwrite` replaces it"),
         ("calibrate", {"run": Path("runs")}, ["elsewhere/trusted"], NOTHING),
-        ("calibrate", {"run": Path("runs")}, ["runs/outputs/validation/meta.json"], GOES_ON),
+        ("extract", {}, ["runs/head.safetensors", "runs/outputs/train/meta.json"], "nothing new was finished"),
+        ("calibrate", {"run": Path("runs")}, ["runs/outputs/validation/meta.json"], NOTHING),
+        ("calibrate", {"run": Path("runs")}, ["runs/outputs/validation/shard-00000.safetensors"], GOES_ON),
         ("calibrate", {"run": Path("runs")}, ["out"], "`--overwrite` replaces it"),
         ("select", {"runs": [Path("a"), Path("b")]}, [], NOTHING),
         ("select", {"runs": [Path("a"), Path("b")]}, ["a/choice.json"], "made so far are kept, and the same command"),
@@ -394,13 +396,14 @@ def test_a_table_that_was_not_begun_is_refused_at_once_and_begun_anew(tmp_path, 
     call = ("predict", tmp_path, "--onnx", tmp_path / "none.onnx", "--out", table)
     table.write_text("older", encoding="utf-8")
     assert "exists already. Pass `--overwrite`" in command(*call)[2]
+    assert "is a folder. Give the path of a file." in command(*call[:-1], tmp_path, "--overwrite")[2]
     monkeypatch.setattr("sirc.deploy.predict_folder", stopped)
     nothing = "nothing was written, and the same command begins anew"
     assert nothing in command(*call, "--overwrite")[2]
     parts.mkdir()
     err = command(*call, "--overwrite")[2]
-    assert "nothing new was written; without `--overwrite` the same command goes on with what was begun\n" in err
-    assert "nothing new was written, and the same command goes on with what there is" in command(*call)[2]
+    assert "nothing new was finished; without `--overwrite` the same command goes on with what was begun\n" in err
+    assert "nothing new was finished, and the same command goes on with what there is" in command(*call)[2]
 
     def stopped_later(*_, **__):
         atomic_write(parts / "part-000000000000.safetensors", lambda file: file.write(b"rows"))

@@ -128,6 +128,7 @@ def test_images_are_normalised_as_the_weights_were_trained(here, command):
             "its images lie directly in it, such as '002.png'. Sort them into folders. ",
         ),
         (("guard", NETWORK, "train", "val", "--score", "delta_knn"), "`delta_knn` is. Choose another "),
+        (("guard", ".", "val"), "'.' has none. Data come after the model."),
         (("guard", "train", "val", NETWORK), "the model comes first: `sirc guard MODEL TRAIN VAL`; got 'timm:"),
         (("guard", NETWORK, "train", "nowhere"), "the folder 'nowhere' does not exist"),
         (("guard", NETWORK, "train", "val", "--recall", 0.99), "needs at least 299 ID✓ rows; got 60"),
@@ -160,7 +161,7 @@ def test_a_stopped_guard_keeps_what_lies_in_its_folder(here, command, monkeypatc
     monkeypatch.setattr("sirc.deploy.guard", stopped)
     assert "nothing was written" in command("guard", NETWORK, "train")[2]
     kept = ("guard", NETWORK, "train", "--path", "kept", "--out", "new.safetensors")
-    assert "nothing new was written, and the same command goes on with what there is" in command(*kept)[2]
+    assert "nothing new was finished, and the same command goes on with what there is" in command(*kept)[2]
     assert "without `--overwrite` the same command goes on" in command(*kept, "--overwrite")[2]
     for option, file in (("--out", "weights.safetensors"), ("--report", "weights.safetensors")):  # which is there
         told = command(*kept, "--overwrite", option, file)[2]

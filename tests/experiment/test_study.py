@@ -696,6 +696,20 @@ def test_an_interrupted_extraction_is_begun_anew_with_other_settings(experiment,
 
 
 @pytest.mark.slow
+def test_so_are_outputs_that_were_all_written_but_not_yet_stamped(experiment, command, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sirc.experiment.stages._stamp_outputs", stop)
+        assert command("run", "tiny.toml", "--no-figures", "--quiet")[0] == 130
+    assert sirc.OutputStore("runs/tiny/seed-1/outputs/train").complete
+    code, _, err = command("run", "tiny.toml", "--no-figures", "--quiet", "--set", "extract.precision=bf16")
+    assert code == 0, err
+    assert "bf16" in sirc.OutputStore("runs/tiny/seed-1/outputs/train").how
+
+
+@pytest.mark.slow
 def test_where_nothing_is_left_to_do_no_network_is_built_and_no_image_read(experiment, monkeypatch):
     small = Experiment.read("tiny.toml", ["seeds=[1]", "model.name=timm:test_resnet", "train.epochs=1"])
     run_study([small], figures=False)

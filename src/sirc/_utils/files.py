@@ -172,9 +172,12 @@ def try_lock(file: BinaryIO) -> bool | None:
     return True
 
 
-def refuse_existing(path: PathLike, overwrite: bool) -> None:
-    """Refuse to replace an existing file without `overwrite`."""
-    if not overwrite and check_path("path", path).exists():
+def refuse_existing(path: PathLike, overwrite: bool, *, folder: bool = False) -> None:
+    """Refuse to replace an existing file without `overwrite`; refuse a folder in any case, unless one is written."""
+    path = check_path("path", path)
+    if path.is_dir() and not folder:
+        raise IsADirectoryError(f"'{path}' is a folder. Give the path of a file.")
+    if not overwrite and path.exists():
         raise FileExistsError(f"'{path}' exists already. Pass `overwrite=True` to replace it.")
 
 

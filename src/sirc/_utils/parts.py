@@ -12,7 +12,7 @@ from torch import Tensor
 from sirc._utils.files import read_safetensors, write_safetensors
 from sirc.errors import StoreError
 
-SECONDS = 30.0  # the most work that a kill can cost
+SECONDS = 30.0  # between parts; a kill costs this much work and the batch after it
 
 
 @final

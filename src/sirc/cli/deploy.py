@@ -358,8 +358,9 @@ def export(
     from sirc._utils.files import refuse_existing
     from sirc.deploy import write_triton
 
-    for file in filter(None, (out, triton)):
-        refuse_existing(file, overwrite)
+    refuse_existing(out, overwrite)
+    if triton is not None:
+        refuse_existing(triton, overwrite, folder=True)
     selective, study = _load_selective(model, run, seed, trust)
     size = None if selective.preprocess is None else selective.preprocess.size
     example = _example_images(study, size)

@@ -19,6 +19,7 @@ from sirc.errors import ConfigError
 INTERRUPTED = 130
 _NOTHING = "nothing was written, and the same command begins anew"
 _STAYS = "what was written so far stays; `--overwrite` replaces it"
+_BEGINNINGS = ("meta.json", "head.safetensors")  # of stores and runs, written before the first row
 # These commands go on where they were stopped.
 _GO_ON = ("train", "extract", "fit", "run", "demo", "data get", "data noise", "data colonoscopy")
 _CHOSEN = "the choices made so far are kept, and the same command chooses all of them again"
@@ -62,7 +63,7 @@ def what_stays(name: str, options: Mapping[str, Any]) -> str:
     if name in ("serve", "try"):  # both catch Ctrl-C once they serve
         return "nothing was served yet"
     if name in _GO_ON:
-        return _goes_on(bool(WRITTEN), options)
+        return _goes_on(bool(_written()), options)
     if name == "plot":
         return _DRAWN if WRITTEN else _NOTHING
     runs = options.get("runs") or ()
@@ -95,10 +96,15 @@ def _goes_on(begun: bool, options: Mapping[str, Any], older: str = " and keeps o
 
 
 def _kept(begun: bool) -> str:
-    return "what was finished is kept" if begun else "nothing new was written"
+    return "what was finished is kept" if begun else "nothing new was finished"
 
 
 def _wrote(*places: Path | None) -> bool:
     """Whether one of these files, or a file in one of these folders, was written."""
     roots = {place.resolve() for place in places if place is not None}
-    return any(not roots.isdisjoint((path, *path.parents)) for path in map(Path.resolve, WRITTEN))
+    return any(not roots.isdisjoint((path, *path.parents)) for path in _written())
+
+
+def _written() -> list[Path]:
+    """The files that the command wrote, without those that hold no finished work."""
+    return [path.resolve() for path in WRITTEN if path.name not in _BEGINNINGS]

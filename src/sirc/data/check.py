@@ -213,14 +213,14 @@ class _Checker:
         self.decode_all(part, folder, names)
 
     def check_classes(self, part: str, folder: Path) -> FileNames:
+        how = "as listed" if self.class_order is not None else "by number" if self.sort == "natural" else "by name"
         try:
             folders = files.ordered_classes(folder, self.class_order, self.sort)
         except ValueError as error:
             self.bad(f"{part}: {error}")
-            folders = files.class_folders(folder)
+            folders, how = files.class_folders(folder), "by name"
         names, counts = files.images_of_classes(folder, folders)
         self.classes[part] = len(folders)
-        how = "as listed" if self.class_order is not None else "by number" if self.sort == "natural" else "by name"
         hint = "" if self.benchmark or how != "by name" else _text_order_hint(folders)
         self.good(f"{part}: {_numbered(folders, how)}", hint)
         if loose := _loose_images(folder):

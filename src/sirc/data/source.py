@@ -129,7 +129,7 @@ def class_names(source: Source, root: Path) -> Sequence[str] | None:
     except OSError as error:
         raise FileNotFoundError(
             f"`classes` must be a list of names, or a text file with one on each line; '{printable(path)}' cannot be "
-            f"read: {error.strerror}. Its path starts from the data root."
+            f"read: {error.strerror}.{' Its path starts from the data root.' if root.parts else ''}"
         ) from error
 
 

@@ -18,7 +18,7 @@ def write_triton(graph: PathLike, folder: PathLike, *, max_batch_size: int = 64,
     """
     place = check_path("folder", folder)
     check_positive("max_batch_size", max_batch_size)
-    refuse_existing(place, overwrite)
+    refuse_existing(place, overwrite, folder=True)
     opened, data = OnnxGraph(graph), Path(graph).read_bytes()
     text = config(opened, place.absolute().name, max_batch_size)
     atomic_write(place / "1" / "model.onnx", lambda file: file.write(data))

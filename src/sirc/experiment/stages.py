@@ -271,6 +271,18 @@ def extract_run(
         )
         return CachedSet(images, geometry, load)
 
+    def extracted(name: str, images: ImageSet, head: Head, overwrite: Overwrite) -> OutputStore:
+        return extract(
+            model,
+            from_device(name, images) if on_device else images,
+            run.store(name),
+            head=head,
+            overwrite=overwrite,
+            progress=progress,
+            name=f"{run.folder.name}, {name}",
+            **options,
+        )
+
     stores, key = {}, network_key(experiment, run)
     head: Head | None = None
     with known_weights(model) as weights:
@@ -284,16 +296,12 @@ def extract_run(
                 if overwrite is True and distributed.is_main():
                     OutputStore.clear(run.store(name))  # before the stamp: after a kill in between, it is not done
                     stage.forget()
-            stores[name] = extract(
-                model,
-                from_device(name, images) if on_device else images,
-                run.store(name),
-                head=head,
-                overwrite=overwrite,
-                progress=progress,
-                name=f"{run.folder.name}, {name}",
-                **options,
-            )
+            try:
+                stores[name] = extracted(name, images, head, overwrite)
+            except StoreError:
+                if overwrite != "unfinished" or stage.is_stamped:
+                    raise
+                stores[name] = extracted(name, images, head, True)  # complete, but stopped before the stamp
             used = {"images": images_of(experiment, name, augmented=True, cache=cache).fingerprint, "network": key}
             with distributed.failing_together():
                 if distributed.is_main():

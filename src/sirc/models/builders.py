@@ -70,6 +70,8 @@ def named(text: str, num_classes: int | None = None) -> tuple[nn.Module, Preproc
         raise ValueError(f"a file of weights needs the name of its network, `timm:NAME={text}`; got the file alone.")
     if Path(text, "config.json").is_file():
         source, model = "timm", _from_folder(text)
+    elif Path(text).is_dir():
+        raise ValueError(f"a folder must hold a model, in config.json; '{text}' has none. Data come after the model.")
     elif (source := _split(name)[0]) not in ("timm", "torchvision") or weights:
         model = build(name, num_classes=num_classes, checkpoint=weights or None)
         if not weights and fingerprint(model) != fingerprint(build(name, num_classes=num_classes)):

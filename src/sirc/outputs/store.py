@@ -139,7 +139,7 @@ class OutputStore:
         """
         path = check_path("path", path)
         if (path / STORE_FILE).exists():
-            refuse_existing(path, overwrite)
+            refuse_existing(path, overwrite, folder=True)
         skipped: list[int] = []
         empty: Outputs | None = None
         if isinstance(source, OutputStore):
