@@ -118,8 +118,11 @@ def test_the_code_of_a_score_from_elsewhere_is_an_input(scratch_registry, tmp_pa
     import_module("scores_of_mine")
     own = SimpleNamespace(fit=SimpleNamespace(specs=["msp", "sirc(msp, lowest)"]))
     first = own_code(own)
-    assert list(first["code"]) == ["scores_of_mine"]
+    assert list(first) == ["code of scores_of_mine"]
     Path("scores_of_mine.py").write_text(code.replace("-logits", "-2 * logits"), encoding="utf-8")
+    assert own_code(own) == first  # that of the code in use
+    del sys.modules["scores_of_mine"]
+    import_module("scores_of_mine")
     assert own_code(own) != first
     assert own_code(SimpleNamespace(fit=SimpleNamespace(specs=["scod", "vim", "both(msp, l1)"]))) == {}
     del sys.modules["scores_of_mine"]

@@ -122,7 +122,8 @@ def fit_stage(experiment: Experiment, run: Run) -> Stage:
     inputs |= {"rows": len(store), "model": store.model, "data": store.data}
     if experiment.fit.on_unfit != "stop":  # stamps of earlier versions do not mention it
         inputs["on_unfit"] = experiment.fit.on_unfit
-    inputs |= own_code(experiment)
+    own = own_code(experiment)
+    inputs |= own
     if experiment.tuned:
         val = OutputStore(run.store("validation"))
         source = json.dumps(_described(experiment.source("validation")), sort_keys=True, default=str)
@@ -130,17 +131,16 @@ def fit_stage(experiment: Experiment, run: Run) -> Stage:
 
     def recorded(stamped: Inputs | None) -> Inputs | None:
         with suppress(FileNotFoundError, StoreError):
-            return stamped or read_json(run.older_fit_note)
+            return own | (stamped or read_json(run.older_fit_note))  # earlier versions did not stamp own code
         return None
 
     return Stage("fit", run.folder, inputs, outputs=[run.scorer], recorded=recorded)
 
 
 def own_code(experiment: Experiment) -> Inputs:
-    """The code of the scores that `imports` register, as inputs of a stage; none where all scores are sirc's."""
+    """The code of a user's own scores, as inputs of a stage; empty if all scores are sirc's."""
     parts = [part for text in experiment.fit.specs for part in all_parts(parse(text))]
-    formulas = [(registry.get(part.name) if part.is_leaf else COMBINATIONS[part.name]).compute for part in parts]
-    return {"code": code} if (code := code_of(formulas)) else {}
+    return code_of((registry.get(part.name) if part.is_leaf else COMBINATIONS[part.name]).compute for part in parts)
 
 
 def check_trained(experiment: Experiment, run: Run) -> None:
@@ -271,18 +271,6 @@ def extract_run(
         )
         return CachedSet(images, geometry, load)
 
-    def extracted(name: str, images: ImageSet, head: Head, overwrite: Overwrite) -> OutputStore:
-        return extract(
-            model,
-            from_device(name, images) if on_device else images,
-            run.store(name),
-            head=head,
-            overwrite=overwrite,
-            progress=progress,
-            name=f"{run.folder.name}, {name}",
-            **options,
-        )
-
     stores, key = {}, network_key(experiment, run)
     head: Head | None = None
     with known_weights(model) as weights:
@@ -296,12 +284,17 @@ def extract_run(
                 if overwrite is True and distributed.is_main():
                     OutputStore.clear(run.store(name))  # before the stamp: after a kill in between, it is not done
                     stage.forget()
-            try:
-                stores[name] = extracted(name, images, head, overwrite)
-            except StoreError:
-                if overwrite != "unfinished" or stage.is_stamped:
-                    raise
-                stores[name] = extracted(name, images, head, True)  # complete, but stopped before the stamp
+            unstamped = overwrite == "unfinished" and not stage.is_stamped  # perhaps stopped just before the stamp
+            stores[name] = extract(
+                model,
+                from_device(name, images) if on_device else images,
+                run.store(name),
+                head=head,
+                overwrite="differing" if unstamped else overwrite,
+                progress=progress,
+                name=f"{run.folder.name}, {name}",
+                **options,
+            )
             used = {"images": images_of(experiment, name, augmented=True, cache=cache).fingerprint, "network": key}
             with distributed.failing_together():
                 if distributed.is_main():

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -134,11 +135,16 @@ def folder_digest(folder: Path) -> str:
     return hashlib.sha256("".join(map(digest, files)).encode()).hexdigest()[:32]
 
 
-def code_of(functions: Iterable[Callable[..., object] | None]) -> dict[str, str]:
-    """The digest of each file outside of sirc that defines one of these functions, by module: its code may change."""
-    modules = sorted({function.__module__ for function in functions if function is not None})
-    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in modules if not name.startswith("sirc.")}
-    return {name: digest(Path(file)) for name, file in files.items() if file}
+def code_of(functions: Iterable[Callable[..., object] | None]) -> Inputs:
+    """The files outside of sirc that define these functions, as inputs of a stage: their code may change."""
+    return {key: value for function in functions if function for key, value in _code(function).items()}
+
+
+@cache  # a file may change while a study runs, which goes on with the code that it began with
+def _code(function: Callable[..., object]) -> dict[str, str]:
+    module = function.__module__
+    file = Path(getattr(sys.modules.get(module), "__file__", None) or "")  # not a file if read from stdin or a zip
+    return {f"code of {module}": digest(file)} if file.is_file() and not module.startswith("sirc.") else {}
 
 
 def _is_whole(path: Path) -> bool:

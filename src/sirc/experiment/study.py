@@ -177,6 +177,11 @@ class _Worker:
     cache: DeviceCache = field(default_factory=DeviceCache)
     imageless: set[Path] = field(default_factory=set)  # the folders of finished experiments whose images are gone
 
+    def __post_init__(self) -> None:
+        self.own_code = code_of(metric.function for metric in all_metrics())
+        for experiment, _ in self.runs:
+            self.own_code |= own_code(experiment)
+
     @contextmanager
     def step(self, name: str, *stages: Stage) -> Iterator[bool]:
         """Record one step, whose name ends in its kind; yield True if its stages are done and not in `redo`."""
@@ -248,8 +253,7 @@ class _Worker:
             inputs = confidences_stage(experiment, run).inputs
             inputs["groups"] = {name: source.in_group for name, source in experiment.data.ood.items()}
             inputs |= {"model": title_of(experiment), "seed": run.seed}
-            if metrics := code_of(metric.function for metric in all_metrics()):
-                inputs["metrics"] = metrics
+            inputs |= self.own_code
             files = [run.folder / "results.csv", run.confidences]
             stage = Stage("results", run.folder, inputs, outputs=files)
             with self.step(f"{experiment.name}, {run.folder.name}: evaluate", stage) as done:
@@ -273,12 +277,11 @@ class _Worker:
         shown: dict[str, object] = {
             "runs": [[title_of(experiment), run.seed] for experiment, run in self.runs],
             "scores": [reported_scores(experiment.fit.specs, [experiment]) for experiment, _ in self.runs],
-            "own": [own_code(experiment) for experiment, _ in self.runs],
         }
 
         def make(name: str, write: Callable[[], Iterable[Path]], inputs: dict[str, object]) -> None:
             known = {"results": digest(folder / "results.csv"), "sirc": sirc.__version__, "code": code}
-            stage = Stage(name, folder, known | inputs)
+            stage = Stage(name, folder, known | inputs | self.own_code)
             with self.step(name, stage) as done:
                 if not done:
                     with stage.remade() as made:

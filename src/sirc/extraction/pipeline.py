@@ -100,7 +100,8 @@ def extract(
         shard_size: the number of rows in a shard.
         size: the total number of rows, for an iterable without a length.
         on_error: "stop" at an image that cannot be read, or "skip" it; skipped images are counted and listed.
-        overwrite: delete the rows of a store at `path`; "unfinished": only if it has other settings and is incomplete.
+        overwrite: delete the rows of a store at `path`; "differing": only if it has other settings; "unfinished": only
+            if it has other settings and is incomplete.
         progress: whether to show a bar, by default in a terminal and a notebook; or a `sirc.progress.Progress`.
         name: the name of this task in the progress.
 

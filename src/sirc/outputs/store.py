@@ -29,7 +29,7 @@ from sirc._utils.text import quoted
 from sirc.errors import StoreError
 from sirc.outputs.outputs import Layout, Outputs
 
-Overwrite: TypeAlias = bool | Literal["unfinished"]
+Overwrite: TypeAlias = bool | Literal["unfinished", "differing"]
 STORE_FILE = "meta.json"
 """The file that tells a store from other folders."""
 _FORMAT, _VERSION = "sirc.OutputStore", 2
@@ -83,8 +83,8 @@ class OutputStore:
 
         `model` is a fingerprint of the network, `data` one of its input, and `how` states the other settings that
         matter, such as the layer and the precision. `overwrite=True` deletes the shards of an existing store;
-        "unfinished" does so only if the store is incomplete and was made with other settings. With several processes,
-        one must call this before the others start.
+        "differing" does so only if it was made with other settings, and "unfinished" only if it is also incomplete.
+        With several processes, one must call this before the others start.
         """
         path = check_path("path", path)
         meta = _Meta(size, shard_size, model, data, how)
@@ -95,7 +95,7 @@ class OutputStore:
                 store = cls(path)
                 if not (differing := differences(asdict(store._meta), asdict(meta))):
                     return store
-                if not overwrite or store.complete:
+                if not overwrite or (store.complete and overwrite != "differing"):
                     raise StoreError(
                         f"'{path}' is another store, with other settings: {differing}. `model` and `data` are "
                         "fingerprints of the network and of the prepared images. Choose another folder or delete this "
