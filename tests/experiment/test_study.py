@@ -704,6 +704,12 @@ def test_so_are_outputs_that_were_all_written_but_not_yet_stamped(experiment, co
         patch.setattr("sirc.experiment.stages._stamp_outputs", stop)
         assert command("run", "tiny.toml", "--no-figures", "--quiet")[0] == 130
     assert sirc.OutputStore("runs/tiny/seed-1/outputs/train").complete
+    shard = next(Path("runs/tiny/seed-1/outputs/train").glob("shard-*"))
+    whole = shard.read_bytes()
+    shard.write_bytes(damaged := whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert command("run", "tiny.toml", "--no-figures", "--quiet")[0] == 1
+    assert shard.read_bytes() == damaged  # a damaged store is told, not deleted
+    shard.write_bytes(whole)
     code, _, err = command("run", "tiny.toml", "--no-figures", "--quiet", "--set", "extract.precision=bf16")
     assert code == 0, err
     assert "bf16" in sirc.OutputStore("runs/tiny/seed-1/outputs/train").how

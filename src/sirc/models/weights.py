@@ -90,6 +90,8 @@ def _read(path: Path) -> Mapping[str, object]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about failures, which the errors below describe
             content: object = torch.load(path, map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
     except Exception as error:  # reading damaged bytes may raise any, such as a `struct.error`
         needed = re.search(r"(?i)unsupported (?:(?:global: )?GLOBAL|class) (\S+)", str(error))
         if needed is None:
