@@ -109,6 +109,7 @@ def test_options_are_keyword_only():
     assert all(p.kind is p.KEYWORD_ONLY for p in list(parameters.values())[2:])
 
 
+@pytest.mark.slow  # starts interpreters
 @pytest.mark.parametrize("name", ["deploy.predict_folder", "experiment.Experiment", "scores.combination"])
 def test_what_the_docs_call_by_its_room_needs_no_import_but_sirc(name):
     subprocess.run([sys.executable, "-c", f"import sirc; sirc.{name}"], check=True)
