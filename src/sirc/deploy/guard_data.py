@@ -33,7 +33,7 @@ def opened(source: Any, classes: Sequence[str] | None = None, *, labelled: bool 
     return image_folder(place, labelled=labelled, classes=classes if labelled else None)
 
 
-def numbered_by(val: Any, names: Sequence[str]) -> Any:
+def renumbered(val: Any, names: Sequence[str]) -> Any:
     """Number the classes of validation images as the network does, or warn if only the user can do that."""
     classes = class_names_in(val)
     if not set(classes) <= set(names):  # `names` may call the same classes by other names

@@ -25,8 +25,8 @@ from sirc.deploy.guard_data import (
     class_names_in,
     first_inputs,
     is_unprepared,
-    numbered_by,
     opened,
+    renumbered,
     require_labels,
     size_of,
 )
@@ -247,7 +247,7 @@ def _opened(
         names = list(train.classes)
     if names is not None:
         train, val = (x.numbered_by(names) if isinstance(x, ImageSet) and x.classes else x for x in (train, val))
-    return train, numbered_by(val, names or class_names_in(train)), names
+    return train, renumbered(val, names or class_names_in(train)), names
 
 
 @final

@@ -20,7 +20,7 @@ from sirc._utils.precision import Convolutions, may_convolve_in_tf32
 from sirc._utils.text import listed, percent
 from sirc.data import Preprocess
 from sirc.deploy.confidence_graph import LOWEST, ConfidenceGraph, precisely
-from sirc.deploy.guard_data import Data, is_unprepared, numbered_by, opened, require_labels
+from sirc.deploy.guard_data import Data, is_unprepared, opened, renumbered, require_labels
 from sirc.deploy.hub import push
 from sirc.deploy.saved import contents, load
 from sirc.deploy.summary import summary
@@ -294,7 +294,7 @@ class SelectiveClassifier(nn.Module):
         )  # fmt: skip
         val = opened(val, self.classes, labelled=coverage is None)  # a store knows its precision, its path does not
         if self.classes is not None and coverage is None:
-            val = numbered_by(val, self.classes)
+            val = renumbered(val, self.classes)
         with largest_batch(self.model) as batches:
             outputs = self._as_outputs(val, labelled=coverage is None)
         if images is not None:
