@@ -11,6 +11,7 @@ from importlinter.configuration import configure
 import sirc
 
 SOURCE = Path(sirc.__file__).parent
+TESTS = Path(__file__).parent
 PACKAGES = sorted(path.parent for path in SOURCE.glob("*/__init__.py"))
 TOOLBOXES = ("_utils", "errors", "progress")  # of small modules, each imported by itself
 
@@ -92,7 +93,7 @@ def test_text_files_are_read_and_written_as_utf_8_whatever_the_locale():
     assert not without, "\n".join(without)
 
 
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+@pytest.mark.parametrize("package", sorted(path.parent for path in SOURCE.rglob("*/__init__.py")), ids=module_name)
 def test_a_package_says_what_it_is_for(package):
     words = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
     assert 5 <= len(words.partition("\n")[0].split()) <= 25
@@ -100,3 +101,16 @@ def test_a_package_says_what_it_is_for(package):
 
 def test_only_four_modules_are_beside_the_packages():
     assert {path.name for path in SOURCE.glob("*.py")} == {"__init__.py", "__main__.py", "errors.py", "progress.py"}
+
+
+def test_every_package_has_its_folder_of_tests_and_none_is_left_over():
+    folders = {path.name for path in TESTS.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders - {"legacy", "studies", "support"} == {package.name for package in PACKAGES}
+
+
+def test_no_test_takes_anything_from_the_file_of_another():
+    for path in TESTS.rglob("*.py"):
+        for node in nodes(path):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            module = getattr(node, "module", None) or ""
+            assert not [name for name in (module, *names) if name.rpartition(".")[2].startswith("test_")], path

@@ -378,3 +378,16 @@ def test_rows_of_a_single_fold_cannot_be_crossfitted():
     *_, train, head = small()
     with pytest.raises(ValueError, match="cross-fitting needs rows in at least two folds; 1 came, all of fold"):
         sirc.fit("sirc(msp, react)", train[:1], head=head)
+
+
+def test_a_residual_takes_one_decomposition_whatever_the_folds(monkeypatch):
+    calls = []
+
+    def counted(name, compute):
+        return lambda *args, **options: (calls.append(name), compute(*args, **options))[1]
+
+    for name in ("eigh", "svd", "pinv", "lstsq"):
+        monkeypatch.setattr(torch.linalg, name, counted(name, getattr(torch.linalg, name)))
+    z, head = torch.randn(60, 12), sirc.Head(torch.randn(5, 12), torch.randn(5))
+    sirc.fit("sirc(msp, residual)", sirc.Outputs(z @ head.weight.T + head.bias, z), head=head, crossfit=5)
+    assert calls == ["eigh"]

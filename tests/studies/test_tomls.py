@@ -117,3 +117,9 @@ def test_the_studies_measure_the_same_scores(study):
         assert list(experiment.report.specs) == shared["report"]["specs"]
         assert (len(experiment.fit.specs), len(experiment.report.specs)) == (100, 29)
         assert {source.group for source in experiment.data.ood.values()} == {"Close", "Far"}
+
+
+def test_the_tree_keeps_under_a_megabyte_of_each_study():
+    for study in (path for path in STUDIES.iterdir() if path.is_dir() and path.name != "tools"):
+        size = sum(path.stat().st_size for path in study.rglob("*") if path.is_file() and path.suffix != ".pyc")
+        assert size < 10**6, study

@@ -105,7 +105,7 @@ class Extraction:
 
             with self.progress.task(distributed.of_process(self.name), rows, done=done) as task:
                 for _ in finished(self._filled(shards, task), write):
-                    pass
+                    pass  # the shard is on disk
         return store
 
     def _filled(self, shards: Sequence[Shard], task: Task) -> Generator[Shard, None, None]:

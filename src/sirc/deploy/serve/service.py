@@ -151,7 +151,7 @@ class Service:
                 if time.monotonic() - self._answered > 1:
                     await self.turns.run(0, self.model, blank)
                     self._answered = time.monotonic()
-        except Exception:
+        except Exception:  # whatever it is, no request should come
             _log.exception("the graph does not answer")
             return False
         return True

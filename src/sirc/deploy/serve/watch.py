@@ -175,7 +175,7 @@ class Watch:
             try:
                 if write is not None:
                     write()
-            except Exception:
+            except Exception:  # decisions matter more than their record
                 _log.exception("the %s cannot be written; it is tried again", what)
 
 
