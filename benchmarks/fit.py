@@ -167,12 +167,15 @@ def _few_rows(repeats: int) -> Iterator[Row]:
     train, moment = sirc.Outputs(torch.addmm(head.bias, z, head.weight.T), z), z.double().T @ z.double() / len(z)
     cpu = torch.device("cpu")
 
-    def fit() -> None:
+    def fit() -> sirc.Scorer:
         fresh = sirc.Head(head.weight, head.bias)  # `head` keeps its origin once it is computed
-        sirc.fit("sirc(msp, residual)", train, head=fresh, crossfit=5)
+        return sirc.fit("sirc(msp, residual)", train, head=fresh, crossfit=5)
+
+    def eigh() -> None:
+        torch.linalg.eigh(moment)
 
     def row(name: str, summary: Callable[[list[float]], float]) -> Row:
-        pairs = [(seconds(fit, cpu), seconds(lambda: torch.linalg.eigh(moment), cpu)) for _ in range(repeats)]
+        pairs = [(seconds(fit, cpu), seconds(eigh, cpu)) for _ in range(repeats)]
         fits, decompositions = (summary(list(times)) for times in zip(*pairs, strict=True))
         what = f"fit of sirc(msp, residual), 2,000 × 1,280, crossfit=5, {name}"
         return Row(what, fits, "one eigh of 1,280², float64", decompositions, fits / decompositions, 2)
@@ -182,6 +185,18 @@ def _few_rows(repeats: int) -> Iterator[Row]:
         yield row(f"threads={threads}", min)
     with _busy_cores(everything):
         yield row(f"threads={everything}, median beside a busy loop on each core", median)
+    slowest, fitted = {}, {}
+    with _busy_cores(2 * everything):
+        for threads in (1, everything):
+            torch.set_num_threads(threads)
+            slowest[threads] = max(seconds(eigh, cpu) for _ in range(3 * repeats))
+    for threads in (1, everything):
+        torch.set_num_threads(threads)
+        fitted[threads] = fit().parameters["sirc(msp, residual)"]
+    gaps = [float((fitted[1][name] / fitted[everything][name] - 1).abs().max()) for name in "ab"]
+    what = f"the slowest of {3 * repeats} eigh beside two busy loops on each core, threads={everything}"
+    yield Row(what, slowest[everything], "threads=1", slowest[1], slowest[everything] / slowest[1])
+    yield _absolute(f"relative difference of a and b fitted with {everything} threads and with one", max(gaps), 1e-9)
 
 
 @contextmanager
