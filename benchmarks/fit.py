@@ -189,12 +189,12 @@ def _few_rows(repeats: int) -> Iterator[Row]:
     with _busy_cores(2 * everything):
         for threads in (1, everything):
             torch.set_num_threads(threads)
-            slowest[threads] = max(seconds(eigh, cpu) for _ in range(3 * repeats))
+            slowest[threads] = max(seconds(eigh, cpu) for _ in range(repeats))
     for threads in (1, everything):
         torch.set_num_threads(threads)
         fitted[threads] = fit().parameters["sirc(msp, residual)"]
     gaps = [float((fitted[1][name] / fitted[everything][name] - 1).abs().max()) for name in "ab"]
-    what = f"the slowest of {3 * repeats} eigh beside two busy loops on each core, threads={everything}"
+    what = f"the slowest of {repeats} eigh beside two busy loops on each core, threads={everything}"
     yield Row(what, slowest[everything], "threads=1", slowest[1], slowest[everything] / slowest[1])
     yield _absolute(f"relative difference of a and b fitted with {everything} threads and with one", max(gaps), 1e-9)
 
