@@ -3,8 +3,7 @@
 Run it from a checkout: `PYTHONPATH=src python benchmarks/fit.py`. Each fit has a process of its own, so that its peak
 memory is its own too. The rows are a small pool of blocks over and over, since only their number matters here.
 The last figures are of few rows, where the time goes into decompositions: a fit of `sirc(msp, residual)`, each row left
-out of its own statistics, against one `eigh` of the same size in the same process: with one thread, with all, and with
-all beside other work.
+out of its own statistics, against one `eigh` of the same size in the same process, and both beside other programs.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ import multiprocessing
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import median
 
 import torch
 from _timing import Row, peak_memory, report, reset_peak, seconds, standard_options, synchronize
@@ -133,10 +131,7 @@ def main() -> None:
     parts = {"first pass: moments": cost.first, "solving": cost.solving, "second pass: statistics": cost.second}
     rows = [Row(f"fit of {n:,} rows", cost.total, products, cost.product, cost.total / cost.product, 2)]
     rows += [Row(f"- {name}", part, "the same", cost.product, part / cost.product) for name, part in parts.items()]
-    notes = [
-        'crossfit is "auto" unless stated: rows are left out of their own statistics below 100 for each feature',
-        "a decomposition in a fit has one thread: with more, `eigh` is quicker on idle cores, far slower on busy ones",
-    ]
+    notes = ['crossfit is "auto" unless stated: rows are left out of their own statistics below 100 for each feature']
     if cost.memory is None or crossfitted.memory is None:
         notes.append("peak memory is read from /proc and was not measured here")
     else:
@@ -174,28 +169,26 @@ def _few_rows(repeats: int) -> Iterator[Row]:
     def eigh() -> None:
         torch.linalg.eigh(moment)
 
-    def row(name: str, summary: Callable[[list[float]], float]) -> Row:
+    def both() -> list[list[float]]:
         pairs = [(seconds(fit, cpu), seconds(eigh, cpu)) for _ in range(repeats)]
-        fits, decompositions = (summary(list(times)) for times in zip(*pairs, strict=True))
-        what = f"fit of sirc(msp, residual), 2,000 × 1,280, crossfit=5, {name}"
-        return Row(what, fits, "one eigh of 1,280², float64", decompositions, fits / decompositions, 2)
+        return [list(times) for times in zip(*pairs, strict=True)]
 
+    what, decomposition = "fit of sirc(msp, residual), 2,000 × 1,280, crossfit=5", "one eigh of 1,280², float64"
     for threads in sorted({1, everything}):
         torch.set_num_threads(threads)
-        yield row(f"threads={threads}", min)
-    with _busy_cores(everything):
-        yield row(f"threads={everything}, median beside a busy loop on each core", median)
-    slowest, fitted = {}, {}
-    with _busy_cores(2 * everything):
-        for threads in (1, everything):
-            torch.set_num_threads(threads)
-            slowest[threads] = max(seconds(eigh, cpu) for _ in range(repeats))
+        idle, alone = map(min, both())
+        yield Row(f"{what}, threads={threads}", idle, decomposition, alone, idle / alone, 2)
+    for loops, share in (("a busy loop", 1), ("two busy loops", 2)):
+        with _busy_cores(share * everything):
+            slowest, delayed = map(max, both())
+        beside = f"slowest of {repeats} beside {loops} on each core"
+        yield Row(f"- {beside}", slowest, "on idle cores", idle, slowest / idle, 10)
+        yield Row(f"- {decomposition}, {beside}", delayed, "on idle cores", alone, delayed / alone)
+    fitted = {}
     for threads in (1, everything):
         torch.set_num_threads(threads)
         fitted[threads] = fit().parameters["sirc(msp, residual)"]
     gaps = [float((fitted[1][name] / fitted[everything][name] - 1).abs().max()) for name in "ab"]
-    what = f"the slowest of {repeats} eigh beside two busy loops on each core, threads={everything}"
-    yield Row(what, slowest[everything], "threads=1", slowest[1], slowest[everything] / slowest[1])
     yield _absolute(f"relative difference of a and b fitted with {everything} threads and with one", max(gaps), 1e-9)
 
 

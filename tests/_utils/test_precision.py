@@ -3,13 +3,12 @@
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from threading import Barrier
 
 import pytest
 import torch
 
-from sirc._utils.precision import Convolutions, exact, full_products, may_convolve_in_tf32, side_by_side
+from sirc._utils.precision import Convolutions, exact, full_products, may_convolve_in_tf32
 from support.interpreters import python
 
 _WAYS = {
@@ -123,27 +122,6 @@ def test_an_error_inside_leaves_it_as_it_was():
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
-
-
-def test_steps_side_by_side_have_one_thread_each_and_leave_the_number_as_it_was():
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        together = Barrier(3)
-
-        def step(number):
-            together.wait(timeout=600)  # all three are at work at once
-            return number, torch.get_num_threads(), torch.is_grad_enabled()
-
-        steps = [partial(step, number) for number in range(3)]
-        assert list(side_by_side(steps, torch.device("cpu"))) == [(number, 1, False) for number in range(3)]
-        assert torch.get_num_threads() == 3
-        with pytest.raises(ZeroDivisionError):
-            list(side_by_side([lambda: 1 / 0], torch.device("cpu")))
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-    assert list(side_by_side([], torch.device("cpu"))) == []
 
 
 def test_convolutions_read_what_is_rounded_to_tf32_and_nothing_else_does():

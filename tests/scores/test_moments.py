@@ -72,7 +72,7 @@ def test_reading_a_moment_does_not_change_it():
 
 def test_more_columns_than_a_block_and_more_rows_than_a_block(monkeypatch):
     monkeypatch.setattr("sirc.moments._ROWS", 100)
-    monkeypatch.setattr("sirc.moments._COLUMNS", 3)
+    monkeypatch.setattr("sirc._utils.arrays._COLUMNS", 3)
     z, _ = rows_of(n=1001, size=8)
     m = Moments().update(torch.as_tensor(z))
     np.testing.assert_allclose(m.covariance, np.cov(z.T, bias=True), rtol=1e-11, atol=1e-13)

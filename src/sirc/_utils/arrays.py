@@ -1,4 +1,4 @@
-"""Arrays: conversion from any framework to torch, without a copy if the memory layout allows it; sorting."""
+"""Arrays: conversion from any framework to torch, without a copy if the memory layout allows it; sorting, xᵀx."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
@@ -7,6 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+_COLUMNS = 256  # of a block of xᵀx
 
 
 class SupportsDLPack(Protocol):
@@ -123,6 +125,13 @@ def counts_from_above(groups: Sequence[npt.NDArray[Any]]) -> tuple[npt.NDArray[A
     group_of = np.repeat(np.arange(len(groups)), [len(group) for group in groups])[order]
     counts = [(group_of == number).cumsum(dtype=np.int64)[last] for number in range(len(groups))]
     return values[last], np.stack(counts)
+
+
+def add_gram_(total: Tensor, x: Tensor) -> None:
+    """Add xᵀx to the upper triangle of `total`. What is below the diagonal is meaningless: symmetry halves the work."""
+    for start in range(0, x.shape[1], _COLUMNS):
+        stop = start + _COLUMNS
+        total[start:stop, start:].addmm_(x[:, start:stop].T, x[:, start:])
 
 
 def _from_numpy(name: str, array: npt.NDArray[Any], kind: str) -> Tensor:

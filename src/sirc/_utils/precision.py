@@ -1,12 +1,11 @@
-"""Arithmetic: exact results under the caller's autocast, modes and TF32; steps in parallel threads."""
+"""Arithmetic: exact results under the caller's autocast, modes and TF32."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
@@ -14,8 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 Precision = Literal["fp32", "bf16"]
 """The arithmetic of a network: plain float32, or bfloat16 by autocast."""
-
-_R = TypeVar("_R")
 
 _BACKENDS = ("cuda", "mkldnn")
 _FULL = ("none", "ieee")
@@ -133,21 +130,3 @@ class Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _as_tf32(x: Tensor) -> Tensor:
     """Round to the nearest numbers with 10 bits after the leading bit."""
     return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
-
-
-def side_by_side(steps: Sequence[Callable[[], _R]], device: torch.device) -> Iterator[_R]:
-    """The results of independent steps, in order; a CPU runs as many at a time as torch has threads, one thread each.
-
-    A second thread speeds a matrix decomposition up less than twofold, and slows it down four- to tenfold if other work
-    uses the cores, since at every column all threads wait for the slowest.
-    """
-    threads = torch.get_num_threads()
-    if device.type != "cpu" or threads == 1:  # two threads must not use a GPU's linear algebra at once
-        yield from (step() for step in steps)
-        return
-    with ThreadPoolExecutor(max(1, min(len(steps), threads)), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        try:
-            # `exact` again, since modes such as `inference_mode` hold for one thread only.
-            yield from pool.map(lambda step: exact(step)(), steps)
-        finally:
-            torch.set_num_threads(threads)

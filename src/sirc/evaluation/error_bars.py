@@ -14,8 +14,8 @@ import torch
 
 from sirc._utils.arrays import Floats
 from sirc._utils.checks import check_at_least, check_choice, check_fraction, check_positive
-from sirc._utils.precision import side_by_side
 from sirc._utils.text import quoted
+from sirc._utils.threads import side_by_side
 from sirc._utils.warn import warn
 from sirc.evaluation.inputs import COLUMNS, MEAN, WRONG, as_fractions, as_names
 from sirc.metrics import (

@@ -1,5 +1,6 @@
 """Head: weight and bias of a classifier's final linear layer, v = W z + b."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sirc._utils.arrays import ArrayLike, as_tensor
+from sirc._utils.arrays import ArrayLike, add_gram_, as_tensor
 from sirc._utils.checks import check_device, check_finite, check_floating, check_shape, check_type
 from sirc._utils.files import (
     PathLike,
@@ -194,11 +195,12 @@ def _least_norm(W: Tensor, b: Tensor, rtol: float) -> Tensor:
     decomposition. It squares the condition number; iterative refinement makes up for that.
     """
     wide = W.shape[0] <= W.shape[1]
-    gram = W @ W.T if wide else W.T @ W
-    factor, failed = torch.linalg.cholesky_ex(gram)
-    # Frobenius norms bound the eigenvalues, so their product bounds the condition number.
-    condition = float(gram.norm() * torch.cholesky_inverse(factor).norm()) if not int(failed) else torch.inf
-    if not condition < min(_WELL_CONDITIONED, rtol**-2):
+    add_gram_(gram := W.new_zeros(2 * [min(W.shape)]), W.T if wide else W)
+    factor, failed = torch.linalg.cholesky_ex(gram, upper=True)
+    # A matrix that stays positive definite with `least` taken from its diagonal has no eigenvalue below.
+    least = math.sqrt(2) * gram.triu().norm() * max(1 / _WELL_CONDITIONED, rtol**2)
+    gram.diagonal().sub_(least)
+    if int(failed) or int(torch.linalg.cholesky_ex(gram, upper=True).info):
         if W.device.type == "cpu":
             solution: Tensor = torch.linalg.lstsq(W, b[:, None], rcond=rtol, driver="gelsd").solution
             return solution[:, 0]
@@ -206,7 +208,7 @@ def _least_norm(W: Tensor, b: Tensor, rtol: float) -> Tensor:
         return pinv @ b
     u = torch.zeros_like(W[0])
     for _ in range(3):
-        left = (b - W @ u)[:, None]
-        step = W.T @ torch.cholesky_solve(left, factor) if wide else torch.cholesky_solve(W.T @ left, factor)
-        u = u + step[:, 0]
+        left = b - W @ u if wide else W.T @ (b - W @ u)
+        step = torch.cholesky_solve(left[:, None], factor, upper=True)[:, 0]
+        u += W.T @ step if wide else step
     return u

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sirc._utils.arrays import ArrayLike, as_tensor
+from sirc._utils.arrays import ArrayLike, add_gram_, as_tensor
 from sirc._utils.checks import check_finite, check_floating, check_integer, check_labels, check_shape, check_type
 from sirc._utils.precision import exact
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from sirc.outputs import Head, Outputs
 
 _ROWS, _GPU_ROWS = 4096, 1 << 15
-_COLUMNS = 256
 _LARGEST = (1 << 63) - 1  # of an int64
 _INDEX = "dataset index"  # cannot be the name of a column, which may be a spec
 _NAMED = "; the `solve` of a score has what its `evidence` names"
@@ -185,19 +184,12 @@ class Moments:
 
     def _full_scatter(self) -> Tensor:
         upper = self._kept_scatter().triu()
-        return upper + upper.triu(1).T
+        return upper.add_(upper.triu(1).T)
 
     def _kept_scatter(self) -> Tensor:
         if "scatter" not in self._sums:
             raise ValueError(f"second moments were not kept, or no rows were read: use `Moments(second=True)`{_NAMED}")
         return self._sums["scatter"]
-
-
-def add_gram_(total: Tensor, x: Tensor) -> None:
-    """Add xᵀx to the upper triangle of `total`. What is below the diagonal is meaningless: symmetry halves the work."""
-    for start in range(0, x.shape[1], _COLUMNS):
-        stop = start + _COLUMNS
-        total[start:stop, start:].addmm_(x[:, start:stop].T, x[:, start:])
 
 
 def row_hash(index: Tensor, seed: int) -> Tensor:

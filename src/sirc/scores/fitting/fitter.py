@@ -13,8 +13,9 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_choice, check_device, check_type
 from sirc._utils.distributed import failing_together, is_main, world
-from sirc._utils.precision import exact, side_by_side
+from sirc._utils.precision import exact
 from sirc._utils.text import shorten
+from sirc._utils.threads import side_by_side
 from sirc._utils.warn import warn
 from sirc.errors import OnError
 from sirc.outputs import Head, Outputs, OutputStore
@@ -335,7 +336,9 @@ class Fitter:
         solutions = []
         name = f"fit, solving {shorten(', '.join(map(str, state.leaves)), 40)}"
         with (progress if steps else SILENT).task(name, len(steps), unit="steps") as task:
-            for solution in side_by_side(steps, state.device):
+            # A single step has all threads.
+            running = side_by_side(steps, state.device) if len(steps) > 1 else (step() for step in steps)
+            for solution in running:
                 solutions.append(solution)
                 task.advance()
         solved, without = solutions[: len(state.leaves)], solutions[len(state.leaves) :]
