@@ -174,15 +174,19 @@ def _few_rows(repeats: int) -> Iterator[Row]:
         return [list(times) for times in zip(*pairs, strict=True)]
 
     what, decomposition = "fit of sirc(msp, residual), 2,000 × 1,280, crossfit=5", "one eigh of 1,280², float64"
+    idle = {}
     for threads in sorted({1, everything}):
         torch.set_num_threads(threads)
-        idle, alone = map(min, both())
-        yield Row(f"{what}, threads={threads}", idle, decomposition, alone, idle / alone, 2)
-    for loops, share in (("a busy loop", 1), ("two busy loops", 2)):
-        with _busy_cores(share * everything):
+        idle[threads] = [min(times) for times in both()]
+        quickest, alone = idle[threads]
+        yield Row(f"{what}, threads={threads}", quickest, decomposition, alone, quickest / alone, 2)
+    quickest, alone = idle[everything]
+    loads = {1: "one busy loop", everything: "a busy loop on each core", 2 * everything: "two busy loops on each core"}
+    for loops, load in loads.items():
+        with _busy_cores(loops):
             slowest, delayed = map(max, both())
-        beside = f"slowest of {repeats} beside {loops} on each core"
-        yield Row(f"- {beside}", slowest, "on idle cores", idle, slowest / idle, 10)
+        beside = f"threads={everything}, slowest of {repeats} beside {load}"
+        yield Row(f"- {beside}", slowest, "on idle cores", quickest, slowest / quickest, 10)
         yield Row(f"- {decomposition}, {beside}", delayed, "on idle cores", alone, delayed / alone)
     fitted = {}
     for threads in (1, everything):

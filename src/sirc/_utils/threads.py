@@ -1,14 +1,15 @@
-"""A CPU's threads: independent steps side by side, decompositions that other programs do not hold up."""
+"""A CPU's threads: independent steps side by side, and steps that other programs do not hold up."""
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Event, Thread
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from sirc._utils.precision import exact
 
@@ -16,40 +17,48 @@ _R = TypeVar("_R")
 
 
 def side_by_side(steps: Sequence[Callable[[], _R]], device: torch.device) -> Iterator[_R]:
-    """The results of independent steps, in order; a CPU runs as many at a time as torch has threads, one thread each.
-
-    A second thread speeds a matrix decomposition up less than a second decomposition beside it.
-    """
+    """The results of independent steps, in order; a CPU runs as many at once as torch has threads, one thread each."""
     threads = torch.get_num_threads()
     if device.type != "cpu" or threads == 1:  # two threads must not use a GPU's linear algebra at once
         yield from (step() for step in steps)
         return
-    with ThreadPoolExecutor(max(1, min(len(steps), threads)), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        try:
+    workers = max(1, min(len(steps), threads))
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             # `exact` again, since modes such as `inference_mode` hold for one thread only.
             yield from pool.map(lambda step: exact(step)(), steps)
-        finally:
-            torch.set_num_threads(threads)
+    finally:
+        torch.set_num_threads(threads)
 
 
-def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The eigenvalues and eigenvectors that `torch.linalg.eigh` finds, in little more time if other programs are busy.
+@contextmanager
+def waiting_asleep(after: float, device: torch.device) -> Iterator[None]:
+    """Let a CPU's threads sleep while they wait for each other if the block takes longer than `after` seconds.
 
-    At every column all threads wait for the slowest, and while they wait they keep their cores: best if the cores are
-    free, but else the slowest may not get one for long, and all take up to a hundred times as long. Started from a
-    second thread, they outnumber the cores, and OpenMP lets the waiting sleep. The numbers are the same.
+    A matrix decomposition has thousands of steps, each on all threads, and at the end of each step the threads wait for
+    the slowest. By default they keep their cores busy meanwhile, for milliseconds: the quickest way if each thread has
+    a core, but if another program runs on one, the decomposition takes up to a hundred times as long. libgomp, the
+    OpenMP of torch on Linux, lets them sleep after microseconds while a process has more OpenMP threads than cores. So
+    the block gets that many if it is late. They change no number, since they do none of its work.
     """
     threads = torch.get_num_threads()
-    if not matrix.is_cpu or threads == 1 or _cores_are_free(matrix, threads):
-        values, vectors = torch.linalg.eigh(matrix)
-    else:
-        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
-            values, vectors = pool.submit(exact(torch.linalg.eigh), matrix).result()
-    return values, vectors
+    if device.type != "cpu" or threads == 1:
+        yield
+        return
+    ended = Event()
 
+    def crowd() -> None:
+        if ended.wait(after):
+            return
+        torch.set_num_threads((os.cpu_count() or 1) + 1)  # of this thread, and of those to come
+        torch.ones(1 << 16)  # large enough for all threads, which then stay until this one ends
+        torch.set_num_threads(threads)
+        ended.wait()
 
-def _cores_are_free(matrix: Tensor, threads: int) -> bool:
-    """Whether each thread has a core to itself during a product that takes a few percent of a decomposition's time."""
-    began, used = time.perf_counter(), time.process_time()
-    matrix @ matrix[:, : len(matrix) // 8]
-    return time.process_time() - used > 0.75 * threads * (time.perf_counter() - began)
+    helper = Thread(target=crowd)
+    helper.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        helper.join()

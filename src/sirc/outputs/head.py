@@ -195,12 +195,16 @@ def _least_norm(W: Tensor, b: Tensor, rtol: float) -> Tensor:
     decomposition. It squares the condition number; iterative refinement makes up for that.
     """
     wide = W.shape[0] <= W.shape[1]
-    add_gram_(gram := W.new_zeros(2 * [min(W.shape)]), W.T if wide else W)
+    size = min(W.shape)
+    gram = W.new_zeros(size, size)
+    add_gram_(gram, W.T if wide else W)
     factor, failed = torch.linalg.cholesky_ex(gram, upper=True)
-    # A matrix that stays positive definite with `least` taken from its diagonal has no eigenvalue below.
-    least = math.sqrt(2) * gram.triu().norm() * max(1 / _WELL_CONDITIONED, rtol**2)
+    # √2 times the norm of the upper triangle bounds the largest eigenvalue. A matrix that stays positive definite with
+    # `least` taken from its diagonal has no eigenvalue below `least`.
+    least = math.sqrt(2) * float(gram.triu().norm()) * max(1 / _WELL_CONDITIONED, rtol**2)
     gram.diagonal().sub_(least)
-    if int(failed) or int(torch.linalg.cholesky_ex(gram, upper=True).info):
+    measured = 0 < least < math.inf  # the squares of W are neither too small nor too large for a float64
+    if not measured or int(failed) or int(torch.linalg.cholesky_ex(gram, upper=True).info):
         if W.device.type == "cpu":
             solution: Tensor = torch.linalg.lstsq(W, b[:, None], rcond=rtol, driver="gelsd").solution
             return solution[:, 0]

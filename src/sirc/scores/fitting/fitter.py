@@ -15,7 +15,7 @@ from sirc._utils.checks import check_choice, check_device, check_type
 from sirc._utils.distributed import failing_together, is_main, world
 from sirc._utils.precision import exact
 from sirc._utils.text import shorten
-from sirc._utils.threads import side_by_side
+from sirc._utils.threads import waiting_asleep
 from sirc._utils.warn import warn
 from sirc.errors import OnError
 from sirc.outputs import Head, Outputs, OutputStore
@@ -335,11 +335,11 @@ class Fitter:
         steps += [partial(state.solve_without, fold, self._tuning.val) for fold in folds]
         solutions = []
         name = f"fit, solving {shorten(', '.join(map(str, state.leaves)), 40)}"
-        with (progress if steps else SILENT).task(name, len(steps), unit="steps") as task:
-            # A single step has all threads.
-            running = side_by_side(steps, state.device) if len(steps) > 1 else (step() for step in steps)
-            for solution in running:
-                solutions.append(solution)
+        usual = len(steps) * (0.05 + 1e-10 * (state.num_features or 0) ** 3)  # seconds for decompositions on idle cores
+        bar = (progress if steps else SILENT).task(name, len(steps), unit="steps")
+        with bar as task, waiting_asleep(usual, state.device):
+            for step in steps:
+                solutions.append(step())
                 task.advance()
         solved, without = solutions[: len(state.leaves)], solutions[len(state.leaves) :]
         if without and without[-1][1]:  # the fit without the judging rows failed, so do not judge

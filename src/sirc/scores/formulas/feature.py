@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from sirc._utils.threads import eigh
 from sirc.scores.blocks import by_rows, unit
 from sirc.scores.formulas.leave_one_out import PSEUDO_INVERSE_CUTOFF, held_out_mahalanobis, squared_part_outside
 from sirc.scores.formulas.softmax import Softmax
@@ -46,7 +45,7 @@ def solve_residual(evidence: Evidence) -> dict[str, Tensor]:
     moments, head = evidence.moments, evidence.head
     assert head is not None
     origin = head.origin.to(moments.mean)
-    values, vectors = eigh(moments.second_moment(origin))
+    values, vectors = torch.linalg.eigh(moments.second_moment(origin))
     size = len(values)
     rank = int((values > values[-1].abs() * size * torch.finfo(values.dtype).eps).sum())
     basis = vectors[:, : size - min(principal_dimension(size), rank)].contiguous()
@@ -98,7 +97,7 @@ def whitened_classes(moments: Moments, name: str) -> dict[str, Tensor]:
 
 def whitening(covariance: Tensor) -> tuple[Tensor, float]:
     """The map M that turns a covariance into the identity on its range (MMᵀ is its pseudo-inverse), and its λmax."""
-    values, vectors = eigh(covariance)
+    values, vectors = torch.linalg.eigh(covariance)
     kept = values > PSEUDO_INVERSE_CUTOFF * values[-1]
     return vectors[:, kept] / values[kept].sqrt(), float(values[-1])
 
@@ -166,7 +165,7 @@ def solve_cop(evidence: Evidence, *, variance: float) -> dict[str, Tensor]:
     For `held_out`, also the eigenvalues and eigenvectors of the covariance.
     """
     moments = evidence.unit
-    values, vectors = eigh(moments.covariance)
+    values, vectors = torch.linalg.eigh(moments.covariance)
     size, total = len(values), float(values.clamp_min(0).sum())
     if size < 2 or math.sqrt(total) <= evidence.resolution:
         received = f"L = {size}" if size < 2 else "rows that all point in one direction"
