@@ -1,12 +1,12 @@
 """Steps that share the threads, and threads that sleep while they wait."""
 
 import os
+import subprocess
+import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from threading import Barrier
 
 import pytest
@@ -17,7 +17,6 @@ from sirc._utils.threads import side_by_side, waiting_asleep
 from sirc.scores.fitting import fitter
 
 CPU = torch.device("cpu")
-TASKS = Path("/proc/self/task")
 
 
 @pytest.fixture
@@ -31,17 +30,6 @@ def three_threads():
 def threads_of_a_new_thread():
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(torch.get_num_threads).result()
-
-
-def running():
-    return len(list(TASKS.iterdir()))
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 600
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_steps_side_by_side_have_one_thread_each_and_leave_the_number_as_it_was(three_threads):
@@ -60,18 +48,45 @@ def test_steps_side_by_side_have_one_thread_each_and_leave_the_number_as_it_was(
     assert list(side_by_side([], CPU)) == []
 
 
-@pytest.mark.skipif(not TASKS.exists(), reason="counts threads by /proc")
-def test_a_late_block_has_more_threads_than_cores_until_it_ends(three_threads):
-    torch.ones(1 << 16).sum()  # starts the threads of this one
-    before, cores = running(), os.cpu_count()
-    with waiting_asleep(0.0, CPU):
-        wait_until(lambda: running() > before + cores)
-        wait_until(lambda: threads_of_a_new_thread() == 3)
-    assert (torch.get_num_threads(), threads_of_a_new_thread()) == (3, 3)
+LATE = """
+import os, time, torch
+from concurrent.futures import ThreadPoolExecutor
+from sirc._utils.threads import waiting_asleep
+
+def running():
+    return len(os.listdir("/proc/self/task"))
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, running()
+        time.sleep(0.01)
+
+def threads_of_a_new_thread():
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.get_num_threads).result()
+
+torch.ones(1 << 16)  # starts the threads of this one
+before, cores, threads = running(), len(os.sched_getaffinity(0)), torch.get_num_threads()
+for error in (None, ZeroDivisionError()):
+    try:
+        with waiting_asleep(0.0, torch.device("cpu")):
+            wait_until(lambda: running() > before + cores)
+            assert threads == threads_of_a_new_thread() == torch.get_num_threads()
+            if error:
+                raise error
+    except ZeroDivisionError as came:
+        assert came is error
     wait_until(lambda: running() <= before)
-    with pytest.raises(ZeroDivisionError), waiting_asleep(0.0, CPU):
-        _ = 1 / 0
-    wait_until(lambda: running() <= before)
+    assert threads == threads_of_a_new_thread() == torch.get_num_threads()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.cpu_count() == 1, reason="starts nothing")
+def test_a_late_block_has_more_threads_than_cores_until_it_ends():
+    # In a process of its own, since the first `torch.set_num_threads` starts threads that stay.
+    usual = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    assert subprocess.run([sys.executable, "-c", LATE], env=usual, check=False).returncode == 0
 
 
 def test_a_block_that_ends_in_time_starts_one_thread_that_ends_with_it(three_threads):
@@ -89,8 +104,8 @@ def test_nothing_is_started_where_no_threads_wait_for_each_other(three_threads, 
         assert threading.active_count() == before
 
 
-def test_all_that_a_fit_solves_may_wait_asleep(monkeypatch):
-    inside, allowed = [], []
+def test_all_that_a_fit_decomposes_may_wait_asleep(monkeypatch):
+    inside, allowed, places = [], [], []
 
     @contextmanager
     def noted(after, device):
@@ -102,7 +117,7 @@ def test_all_that_a_fit_solves_may_wait_asleep(monkeypatch):
     decompose = torch.linalg.eigh
 
     def eigh(matrix):
-        assert inside == [CPU]
+        places.extend(inside or ["outside"])
         return decompose(matrix)
 
     monkeypatch.setattr(fitter, "waiting_asleep", noted)
@@ -110,7 +125,10 @@ def test_all_that_a_fit_solves_may_wait_asleep(monkeypatch):
     z = torch.randn(60, 8)
     head = sirc.Head(torch.randn(3, 8), torch.randn(3))
     train = sirc.Outputs(z @ head.weight.T + head.bias, z, torch.arange(60) % 3)
-    sirc.fit(["residual"], train, head=head)
-    sirc.fit(["residual", "mahalanobis"], train, head=head)
-    assert allowed == [pytest.approx(0.05, rel=1e-5), pytest.approx(0.1, rel=1e-5)]
-    assert not inside
+    # All rows for each score; then without each of two folds, and without the rows that judge.
+    for spec, count in (("residual", 1), ("product(residual, mahalanobis)", 2), ("sirc(msp, delta_mahalanobis)", 4)):
+        allowed.clear()
+        places.clear()
+        sirc.fit(spec, train, head=head, val=train, crossfit=2)
+        assert allowed == [pytest.approx(count * (0.05 + 2e-10 * 8**3), rel=1e-9)]
+        assert set(places) == {CPU}

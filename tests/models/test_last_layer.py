@@ -666,7 +666,7 @@ def test_the_origin_is_that_of_the_singular_values_for_awkward_heads(dtype):
         eps = np.finfo(np.float64 if dtype == torch.float64 else np.float32).eps
         rcond = max(torch.finfo(dtype).eps, max(W.shape) * eps)
         expected = -np.linalg.pinv(W.double().numpy(), rcond=rcond) @ b.double().numpy()
-        scale = np.abs(matrix).max()  # so that squares stay within float64
+        scale = np.abs(matrix).max() or 1.0  # so that squares stay within float64
         apart = np.linalg.norm(scale * (Head(W, b).origin.numpy() - expected))
         assert apart <= 1e-10 * np.linalg.norm(scale * expected), (name, W.shape)
 

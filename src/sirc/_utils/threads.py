@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Event, Thread
+from threading import Event
 from typing import TypeVar
 
 import torch
@@ -38,27 +40,25 @@ def waiting_asleep(after: float, device: torch.device) -> Iterator[None]:
     A matrix decomposition has thousands of steps, each on all threads, and at the end of each step the threads wait for
     the slowest. By default they keep their cores busy meanwhile, for milliseconds: the quickest way if each thread has
     a core, but if another program runs on one, the decomposition takes up to a hundred times as long. libgomp, the
-    OpenMP of torch on Linux, lets them sleep after microseconds while a process has more OpenMP threads than cores. So
-    the block gets that many if it is late. They change no number, since they do none of its work.
+    OpenMP of torch's packages for Linux, lets them sleep after microseconds while a process has more OpenMP threads
+    than cores. So a late block gets idle threads until there are more. They change no number, since they do no work.
     """
-    threads = torch.get_num_threads()
-    if device.type != "cpu" or threads == 1:
+    if device.type != "cpu" or torch.get_num_threads() == 1 or sys.platform != "linux":
         yield
         return
-    ended = Event()
+    cores, ended = len(os.sched_getaffinity(0)), Event()
 
     def crowd() -> None:
-        if ended.wait(after):
-            return
-        torch.set_num_threads((os.cpu_count() or 1) + 1)  # of this thread, and of those to come
-        torch.ones(1 << 16)  # large enough for all threads, which then stay until this one ends
-        torch.set_num_threads(threads)
-        ended.wait()
+        if not ended.wait(after):
+            torch.get_num_threads()  # torch gives a thread its number once, and must not do so below
+            # `torch.set_num_threads` would also change the number of the threads to come.
+            ctypes.CDLL(torch._C.__file__).omp_set_num_threads(cores + 1)
+            torch.ones(1 << 16)  # large enough for all threads, which then stay until this one ends
+            ended.wait()
 
-    helper = Thread(target=crowd)
-    helper.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        helper.join()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            pool.submit(crowd)
+            yield
+        finally:
+            ended.set()

@@ -203,7 +203,7 @@ def _least_norm(W: Tensor, b: Tensor, rtol: float) -> Tensor:
     # `least` taken from its diagonal has no eigenvalue below `least`.
     least = math.sqrt(2) * float(gram.triu().norm()) * max(1 / _WELL_CONDITIONED, rtol**2)
     gram.diagonal().sub_(least)
-    measured = 0 < least < math.inf  # the squares of W are neither too small nor too large for a float64
+    measured = 0 < least < math.inf  # the squares of WWᵀ neither vanish nor overflow
     if not measured or int(failed) or int(torch.linalg.cholesky_ex(gram, upper=True).info):
         if W.device.type == "cpu":
             solution: Tensor = torch.linalg.lstsq(W, b[:, None], rcond=rtol, driver="gelsd").solution

@@ -335,9 +335,11 @@ class Fitter:
         steps += [partial(state.solve_without, fold, self._tuning.val) for fold in folds]
         solutions = []
         name = f"fit, solving {shorten(', '.join(map(str, state.leaves)), 40)}"
-        usual = len(steps) * (0.05 + 1e-10 * (state.num_features or 0) ** 3)  # seconds for decompositions on idle cores
+        decompositions = len(state.leaves) + len(folds) * len(state.crossfitted)  # at most
+        # Seconds: two to three times what they take on two idle cores.
+        enough = decompositions * (0.05 + 2e-10 * (state.num_features or 0) ** 3)
         bar = (progress if steps else SILENT).task(name, len(steps), unit="steps")
-        with bar as task, waiting_asleep(usual, state.device):
+        with bar as task, waiting_asleep(enough, state.device):
             for step in steps:
                 solutions.append(step())
                 task.advance()
