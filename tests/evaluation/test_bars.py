@@ -1,7 +1,9 @@
 """Error bars of an evaluation: against the bootstrap, at the ends of the range, and where they fall back on it."""
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from threading import Barrier
 
 import numpy as np
 import pandas as pd
@@ -10,6 +12,7 @@ import torch
 from scipy import stats
 
 import sirc
+from sirc.evaluation import error_bars
 from sirc.metrics import Placed, find_metric, influence, largest_risk, lower_is_better
 
 SMOOTH = ("auroc", "aurr", "aurc", "augrc")
@@ -326,3 +329,26 @@ def test_groups_that_play_no_part_do_not_widen_a_bar(wrong):
     table = ev.intervals(negatives=["far"]).set_index("metric")
     assert table.loc["auroc", "low"] == pytest.approx(0.99616, abs=1e-4)
     assert table.loc["auroc", "method"] == "analytic"
+
+
+def test_scores_are_measured_at_once_with_one_thread_each_and_the_number_stays_as_it_was():
+    before, together, cpu = torch.get_num_threads(), Barrier(3), torch.device("cpu")
+
+    def measure(score):
+        together.wait(timeout=600)  # all three are at work at once
+        return [score, torch.get_num_threads(), torch.is_grad_enabled()]
+
+    def numbers():
+        with ThreadPoolExecutor(1) as pool:
+            return torch.get_num_threads(), pool.submit(torch.get_num_threads).result()
+
+    try:
+        torch.set_num_threads(3)
+        assert error_bars._side_by_side(measure, ["a", "b", "c"], cpu) == [[s, 1, False] for s in "abc"]
+        assert numbers() == (3, 3)
+        with pytest.raises(ZeroDivisionError):
+            error_bars._side_by_side(lambda score: 1 / 0, ["a"], cpu)
+        assert numbers() == (3, 3)
+        assert error_bars._side_by_side(measure, [], cpu) == []
+    finally:
+        torch.set_num_threads(before)

@@ -107,4 +107,4 @@ def _common(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    """Add the options that `sirc` has without a command; `--help` shows the text of `app`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal, final, get_args
@@ -14,8 +15,8 @@ import torch
 
 from sirc._utils.arrays import Floats
 from sirc._utils.checks import check_at_least, check_choice, check_fraction, check_positive
+from sirc._utils.precision import exact
 from sirc._utils.text import quoted
-from sirc._utils.threads import side_by_side
 from sirc._utils.warn import warn
 from sirc.evaluation.inputs import COLUMNS, MEAN, WRONG, as_fractions, as_names
 from sirc.metrics import (
@@ -173,12 +174,27 @@ def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Float
     # The baseline comes first, as all others are compared with it.
     measured: dict[str, list[tuple[Row, Floats]]] = {}
     for scores in ([s for s in ev.scores if s == baseline], [s for s in ev.scores if s != baseline]):
-        measured |= zip(scores, side_by_side([partial(measure, s) for s in scores], ev.correct.device), strict=True)
+        measured |= zip(scores, _side_by_side(measure, scores, ev.correct.device), strict=True)
     rows, errors = zip(*(pair for score in ev.scores for pair in measured[score]), strict=True)
     frame, columns = pd.DataFrame(rows, columns=COLUMNS), np.stack(errors)
     if asked.method == "auto":
         _warn_of_few(asked, frame, columns, comparing=baseline is not None)
     return frame, columns
+
+
+def _side_by_side(
+    measure: Callable[[str], list[tuple[Row, Floats]]], scores: Sequence[str], device: torch.device
+) -> list[list[tuple[Row, Floats]]]:
+    """Measure each score; a CPU measures as many at once as torch has threads, with one thread each."""
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1 or not scores:
+        return list(map(measure, scores))
+    try:
+        with ThreadPoolExecutor(min(len(scores), threads), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            # `exact` again, since modes such as `inference_mode` hold for one thread only.
+            return list(pool.map(exact(measure), scores))
+    finally:
+        torch.set_num_threads(threads)  # the initializer also set that of the threads to come
 
 
 def _warn_of_few(asked: Request, frame: pd.DataFrame, errors: Floats, *, comparing: bool) -> None:

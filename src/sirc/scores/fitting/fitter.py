@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from threading import Event
 from typing import final, get_args
 
 import torch
@@ -15,7 +20,6 @@ from sirc._utils.checks import check_choice, check_device, check_type
 from sirc._utils.distributed import failing_together, is_main, world
 from sirc._utils.precision import exact
 from sirc._utils.text import shorten
-from sirc._utils.threads import waiting_asleep
 from sirc._utils.warn import warn
 from sirc.errors import OnError
 from sirc.outputs import Head, Outputs, OutputStore
@@ -339,7 +343,7 @@ class Fitter:
         # Seconds: two to three times what they take on two idle cores.
         enough = decompositions * (0.05 + 2e-10 * (state.num_features or 0) ** 3)
         bar = (progress if steps else SILENT).task(name, len(steps), unit="steps")
-        with bar as task, waiting_asleep(enough, state.device):
+        with bar as task, _waiting_asleep(enough, state.device):
             for step in steps:
                 solutions.append(step())
                 task.advance()
@@ -403,3 +407,34 @@ class Fitter:
 def _declared(leaf: str, solved: dict[str, Tensor]) -> dict[str, Tensor]:
     """The parameters of a score among all that its `solve` returned."""
     return {name: value for name, value in solved.items() if name in registry.get(parse(leaf).name).parameters}
+
+
+@contextmanager
+def _waiting_asleep(after: float, device: torch.device) -> Iterator[None]:
+    """Let a CPU's threads sleep while they wait for each other if the block takes longer than `after` seconds.
+
+    A matrix decomposition has thousands of steps, each on all threads, and at the end of each step the threads wait for
+    the slowest. By default they keep their cores busy meanwhile, for milliseconds: the quickest way if each thread has
+    a core, but if another program runs on one, the decomposition takes up to a hundred times as long. libgomp, the
+    OpenMP of torch's packages for Linux, lets them sleep after microseconds while a process has more OpenMP threads
+    than cores. So a late block gets idle threads until there are more. They change no number, since they do no work.
+    """
+    if device.type != "cpu" or torch.get_num_threads() == 1 or sys.platform != "linux":
+        yield
+        return
+    cores, ended = len(os.sched_getaffinity(0)), Event()
+
+    def crowd() -> None:
+        if not ended.wait(after):
+            torch.get_num_threads()  # torch gives a thread its number once, and must not do so below
+            # `torch.set_num_threads` would also change the number of the threads to come.
+            ctypes.CDLL(torch._C.__file__).omp_set_num_threads(cores + 1)
+            torch.ones(1 << 16)  # large enough for all threads, which then stay until this one ends
+            ended.wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            pool.submit(crowd)
+            yield
+        finally:
+            ended.set()

@@ -1,19 +1,15 @@
-"""Steps that share the threads, and threads that sleep while they wait."""
+"""A fit beside other programs: its threads sleep while they wait for each other, once its decompositions are late."""
 
 import os
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
-from threading import Barrier
 
 import pytest
 import torch
 
 import sirc
-from sirc._utils.threads import side_by_side, waiting_asleep
 from sirc.scores.fitting import fitter
 
 CPU = torch.device("cpu")
@@ -27,31 +23,10 @@ def three_threads():
     torch.set_num_threads(before)
 
 
-def threads_of_a_new_thread():
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(torch.get_num_threads).result()
-
-
-def test_steps_side_by_side_have_one_thread_each_and_leave_the_number_as_it_was(three_threads):
-    together = Barrier(3)
-
-    def step(number):
-        together.wait(timeout=600)  # all three are at work at once
-        return number, torch.get_num_threads(), torch.is_grad_enabled()
-
-    steps = [partial(step, number) for number in range(3)]
-    assert list(side_by_side(steps, CPU)) == [(number, 1, False) for number in range(3)]
-    assert (torch.get_num_threads(), threads_of_a_new_thread()) == (3, 3)
-    with pytest.raises(ZeroDivisionError):
-        list(side_by_side([lambda: 1 / 0], CPU))
-    assert (torch.get_num_threads(), threads_of_a_new_thread()) == (3, 3)
-    assert list(side_by_side([], CPU)) == []
-
-
 LATE = """
 import os, time, torch
 from concurrent.futures import ThreadPoolExecutor
-from sirc._utils.threads import waiting_asleep
+from sirc.scores.fitting.fitter import _waiting_asleep
 
 def running():
     return len(os.listdir("/proc/self/task"))
@@ -70,7 +45,7 @@ torch.ones(1 << 16)  # starts the threads of this one
 before, cores, threads = running(), len(os.sched_getaffinity(0)), torch.get_num_threads()
 for error in (None, ZeroDivisionError()):
     try:
-        with waiting_asleep(0.0, torch.device("cpu")):
+        with _waiting_asleep(0.0, torch.device("cpu")):
             wait_until(lambda: running() > before + cores)
             assert threads == threads_of_a_new_thread() == torch.get_num_threads()
             if error:
@@ -91,7 +66,7 @@ def test_a_late_block_has_more_threads_than_cores_until_it_ends():
 
 def test_a_block_that_ends_in_time_starts_one_thread_that_ends_with_it(three_threads):
     before = threading.active_count()
-    with waiting_asleep(1e6, CPU):
+    with fitter._waiting_asleep(1e6, CPU):
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
 
@@ -100,7 +75,7 @@ def test_a_block_that_ends_in_time_starts_one_thread_that_ends_with_it(three_thr
 def test_nothing_is_started_where_no_threads_wait_for_each_other(three_threads, threads, device):
     torch.set_num_threads(threads)
     before = threading.active_count()
-    with waiting_asleep(0.0, torch.device(device)):
+    with fitter._waiting_asleep(0.0, torch.device(device)):
         assert threading.active_count() == before
 
 
@@ -120,7 +95,7 @@ def test_all_that_a_fit_decomposes_may_wait_asleep(monkeypatch):
         places.extend(inside or ["outside"])
         return decompose(matrix)
 
-    monkeypatch.setattr(fitter, "waiting_asleep", noted)
+    monkeypatch.setattr(fitter, "_waiting_asleep", noted)
     monkeypatch.setattr(torch.linalg, "eigh", eigh)
     z = torch.randn(60, 8)
     head = sirc.Head(torch.randn(3, 8), torch.randn(3))
