@@ -101,7 +101,7 @@ def test_bad_logits_are_refused(arrays):
     logits = arrays[0]
     refused(r"`logits` must have shape \(n, K\) with n ≥ 1, K ≥ 2; got \(5,\). .*`logits\[None\]`", logits[0])
     refused(r"K ≥ 2; got \(20, 1\)", logits[:, :1])
-    refused(r"n ≥ 1, K ≥ 2; got \(0, 5\)", logits[:0])
+    refused(r"n ≥ 1, K ≥ 2; got \(0, 5\). Was everything filtered out", logits[:0])
     refused("`logits` must be float16, bfloat16, float32 or float64; got int64", logits.long())
     refused("`logits` must be .* got complex64", logits.to(torch.complex64))
     wrong = logits.clone()

@@ -74,7 +74,11 @@ def check_floating(name: str, x: Tensor | torch.dtype) -> None:
         )
 
 
-def check_finite(name: str, x: Tensor) -> None:
+def check_finite(
+    name: str,
+    x: Tensor,
+    hint: str = "Drop those rows, or repair what made them (float16 overflows beyond 65504: compute in float32).",
+) -> None:
     """Refuse NaN and infinity. If there are none, this reads `x` once and makes no large temporary."""
     # aminmax returns NaN if there is one and, unlike a sum, cannot overflow.
     if x.numel() == 0 or torch.stack(x.aminmax()).isfinite().all():
@@ -84,8 +88,7 @@ def check_finite(name: str, x: Tensor) -> None:
     first = torch.unravel_index(wrong.flatten().byte().argmax(), x.shape)
     raise ValueError(
         f"`{name}` must be finite; got {int(wrong.sum())} NaN or infinite of {x.numel()} values, the first is "
-        f"{x[first].item()} at {[int(i) for i in first]}. Drop those rows, or repair what "
-        "made them (float16 overflows beyond 65504: compute in float32)."
+        f"{x[first].item()} at {[int(i) for i in first]}. {hint}"
     )
 
 

@@ -32,6 +32,7 @@ _COMPARED = 256  # rows for which W z + b is compared with the logits
 _ALIKE = 0.5  # a lower correlation with the logits means that the head belongs to another model
 _ROUNDED = 1e-5  # relative rounding error of a float32 layer; rows of an untrained network may differ by less
 _CLOSE = 0.05  # relative error that rounding may cause; twice that in bfloat16
+_DIVERGED = "Load the weights again; if they are the same, training diverged: take an earlier checkpoint."
 _WELL_CONDITIONED = 1e12  # condition number of WWᵀ up to which each refinement step adds at least three digits
 
 
@@ -64,7 +65,7 @@ class Head:
             W = W.flatten(1)
         check_shape("weight", W, K=1, L=1, hint="Pass one row per class, one column per feature.")
         check_floating("weight", W)
-        check_finite("weight", W)
+        check_finite("weight", W, _DIVERGED)
         b = None if bias is None else as_tensor("bias", bias).to(W.device)
         if b is not None:
             if b.shape != W.shape[:1]:
@@ -75,7 +76,7 @@ class Head:
                     + ("`weight` looks transposed: pass weight.T." if turned else "Pass both from one layer.")
                 )
             check_floating("bias", b)
-            check_finite("bias", b)
+            check_finite("bias", b, _DIVERGED)
         check_type("name", name, str, "a layer's path, as text")
         vars(self).update(weight=W, bias=b, name=name)
 

@@ -82,7 +82,8 @@ class Outputs:
         v = as_tensor("logits", logits)
         single = "For a single sample, pass `logits[None]`."
         binary = "Give each class a column; a binary model's one logit v is the pair (0, v)."
-        check_shape("logits", v, n=1, K=2, hint=single if v.ndim == 1 else binary)
+        empty = "Was everything filtered out, or is the folder or the split empty?"
+        check_shape("logits", v, n=1, K=2, hint=single if v.ndim == 1 else empty if v.shape[:1] == (0,) else binary)
         check_floating("logits", v)
         check_finite("logits", v)
         _refuse_probabilities(v)
